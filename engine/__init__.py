@@ -1,0 +1,1 @@
+"""Speech in, tokens out: the engine behind a small protocol. A leaf: it imports nothing else of Steno."""

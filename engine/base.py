@@ -1,0 +1,204 @@
+"""The `Engine` protocol: what the gateway asks of whatever turns speech into tokens.
+
+Every decode is a request of its own to one engine that batches continuously; nobody waits for a batch to end. The errors:
+
+    EngineError
+    |- InvalidRequestError     the request cannot be decoded; found before it is submitted
+    |- EngineUnavailableError  starting, draining, or failed; come back later
+    `- EngineFailedError       the request was accepted and then lost
+
+Implementations: `engine.vllm_engine.VllmEngine`, and `engine.fake.FakeEngine`, scripted and deterministic.
+"""
+
+from collections.abc import AsyncIterator
+from dataclasses import dataclass, field
+from types import TracebackType
+from typing import Literal, Protocol, Self
+
+import numpy as np
+import numpy.typing as npt
+
+from engine.prompts import Task
+
+Phase = Literal["starting", "ready", "draining", "failed"]
+FinishReason = Literal["stop", "length", "repetition"]
+Ability = Literal["detection", "translation", "prompt"]
+
+
+class EngineError(Exception):
+    """Base of all that an engine raises."""
+
+
+class InvalidRequestError(EngineError):
+    """The request's `field` holds something that the engine cannot decode."""
+
+    def __init__(self, field: str, message: str) -> None:
+        super().__init__(message)
+        self.field = field
+
+
+class EngineUnavailableError(EngineError):
+    """The engine is not ready; `state` says why."""
+
+    def __init__(self, state: "EngineState") -> None:
+        super().__init__(f"the engine is {state}")
+        self.state = state
+
+
+class EngineFailedError(EngineError):
+    """The engine lost a request that it had accepted."""
+
+
+@dataclass(frozen=True, slots=True)
+class EngineState:
+    """Where an engine is in its life, and why."""
+
+    phase: Phase
+    reason: str = ""
+
+    def __str__(self) -> str:
+        return f"{self.phase}: {self.reason}" if self.reason else self.phase
+
+
+@dataclass(frozen=True, slots=True)
+class EngineLimits:
+    """What an engine can take. `concurrency` is how many requests decode at once; more of them wait."""
+
+    concurrency: int
+    languages: tuple[str, ...]
+    abilities: frozenset[Ability]
+    window_seconds: float = 30.0
+    sample_rate: int = 16_000
+
+    @property
+    def window_samples(self) -> int:
+        """The longest audio of one request, in samples."""
+        return int(self.window_seconds * self.sample_rate)
+
+
+@dataclass(frozen=True, slots=True)
+class DecodeRequest:
+    """One window of speech to decode.
+
+    Attributes:
+        id: unique among the requests in flight; appears in logs.
+        samples: mono float32, shape (n,), at the engine's sample rate, at most one window.
+        language: one of the engine's codes, or None to let the model choose.
+        task: transcribe, or translate into English.
+        previous_text: text that came before this audio (OpenAI's `prompt`); steers style and spelling.
+        temperature: 0 decodes greedily; above, tokens are sampled.
+        deltas: yield text as it comes; else one Delta at the end, which costs less.
+        priority: lower goes first among the waiting.
+
+    """
+
+    id: str
+    samples: npt.NDArray[np.float32]
+    language: str | None = None
+    task: Task = "transcribe"
+    previous_text: str = ""
+    temperature: float = 0.0
+    deltas: bool = False
+    priority: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Usage:
+    """What a request cost, in tokens: encoder positions, decoder prompt, text."""
+
+    audio_tokens: int = 0
+    prompt_tokens: int = 0
+    output_tokens: int = 0
+
+    def __add__(self, other: "Usage") -> "Usage":
+        return Usage(
+            self.audio_tokens + other.audio_tokens,
+            self.prompt_tokens + other.prompt_tokens,
+            self.output_tokens + other.output_tokens,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Delta:
+    """New text of a request. The texts of its deltas join to the whole.
+
+    `language` is known from the first Delta on, and None only for an engine that cannot tell. The last Delta, and only
+    the last, has `finish_reason` and `usage`.
+    """
+
+    text: str
+    tokens: tuple[int, ...] = ()
+    language: str | None = None
+    finish_reason: FinishReason | None = None
+    usage: Usage = field(default_factory=Usage)
+
+
+class Engine(Protocol):
+    """An async context manager that starts in the background on entry and frees everything on exit."""
+
+    async def __aenter__(self) -> Self: ...
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None: ...
+
+    @property
+    def state(self) -> EngineState:
+        """Where the engine is now."""
+
+    @property
+    def limits(self) -> EngineLimits:
+        """What the engine can take.
+
+        Raises:
+            EngineUnavailableError: before the model is known.
+
+        """
+
+    @property
+    def requests(self) -> int:
+        """How many requests the engine holds now, running and waiting."""
+
+    @property
+    def device(self) -> str:
+        """What the engine runs on, for people to read."""
+
+    async def wait_ready(self) -> None:
+        """Return once the engine is ready.
+
+        Raises:
+            EngineUnavailableError: if it failed instead.
+
+        """
+
+    def transcribe(self, request: DecodeRequest) -> AsyncIterator[Delta]:
+        """Decode a request. Closing or cancelling the iterator aborts the request in the engine, at any moment.
+
+        Raises:
+            InvalidRequestError: before anything is submitted.
+            EngineUnavailableError: before anything is submitted.
+            EngineFailedError: when the engine lost the request.
+
+        """
+
+
+def check_request(request: DecodeRequest, limits: EngineLimits) -> None:
+    """Refuse what an engine must never see: in vLLM an exception in the worker kills the engine for everyone.
+
+    Raises:
+        InvalidRequestError: naming the field.
+
+    """
+    samples = request.samples
+    if not isinstance(samples, np.ndarray) or samples.dtype != np.float32 or samples.ndim != 1:
+        raise InvalidRequestError("samples", "the audio must be a one-dimensional float32 array")
+    if not 1 <= len(samples) <= limits.window_samples:
+        raise InvalidRequestError("samples", f"the audio has {len(samples)} samples, not 1 to {limits.window_samples}")
+    if not np.isfinite(samples).all():
+        raise InvalidRequestError("samples", "the audio holds NaN or infinite samples")
+    if request.language is not None and request.language not in limits.languages:
+        raise InvalidRequestError("language", f"the model does not know the language {request.language!r}")
+    if request.task == "translate" and "translation" not in limits.abilities:
+        raise InvalidRequestError("task", "the model does not translate")
+    if not 0.0 <= request.temperature <= 1.0:
+        raise InvalidRequestError("temperature", f"the temperature {request.temperature} is not between 0 and 1")

@@ -1,0 +1,65 @@
+"""Log-mel spectrograms as Whisper expects them, equal to transformers' `WhisperFeatureExtractor` within 1e-4.
+
+A pure function over samples. It needs torch and torchaudio's pure-Python filter bank; it knows no engine.
+"""
+
+import functools
+
+import numpy as np
+import numpy.typing as npt
+import torch
+import torchaudio.functional
+
+SAMPLE_RATE = 16_000  # Hz
+N_FFT = 400
+HOP = 160  # samples a frame: 10 ms
+FRAMES_PER_POSITION = 2  # the second convolution of the encoder halves the frames
+SAMPLES_PER_POSITION = HOP * FRAMES_PER_POSITION  # 20 ms
+WINDOW_POSITIONS = 1500  # encoder positions of the 30 s window
+WINDOW_SAMPLES = WINDOW_POSITIONS * SAMPLES_PER_POSITION
+
+
+@functools.cache
+def _mel_filters(n_mels: int) -> torch.Tensor:
+    return torchaudio.functional.melscale_fbanks(
+        n_freqs=N_FFT // 2 + 1,
+        f_min=0.0,
+        f_max=SAMPLE_RATE / 2,
+        n_mels=n_mels,
+        sample_rate=SAMPLE_RATE,
+        norm="slaney",
+        mel_scale="slaney",
+    ).T.contiguous()
+
+
+@functools.cache
+def _hann_window() -> torch.Tensor:
+    return torch.hann_window(N_FFT)
+
+
+def log_mel(samples: npt.NDArray[np.float32], *, n_mels: int, positions: int = WINDOW_POSITIONS) -> torch.Tensor:
+    """Compute the log-mel spectrogram of `samples`, padded with silence to `positions`.
+
+    Args:
+        samples: mono, 16 kHz, float32 in -1 to 1, shape (n,), n <= positions x 320.
+        n_mels: filters, 80 or 128, as the checkpoint says.
+        positions: encoder positions of 20 ms each; 1,500 is Whisper's whole window.
+
+    Returns:
+        float32, shape (n_mels, 2 x positions).
+
+    Raises:
+        ValueError: if the samples do not fit into `positions`.
+
+    """
+    length = positions * SAMPLES_PER_POSITION
+    if len(samples) > length:
+        raise ValueError(f"{len(samples)} samples do not fit into {positions} encoder positions ({length} samples)")
+    padded = torch.zeros(length)
+    padded[: len(samples)] = torch.from_numpy(np.ascontiguousarray(samples))
+    spectrum = torch.stft(padded, N_FFT, HOP, window=_hann_window(), return_complex=True)
+    power = spectrum[:, :-1].abs() ** 2
+    mel = _mel_filters(n_mels) @ power
+    log = mel.clamp(min=1e-10).log10()
+    log = torch.maximum(log, log.max() - 8.0)
+    return (log + 4.0) / 4.0

@@ -1,0 +1,460 @@
+"""The real engine: Whisper on one vLLM `AsyncLLM`, with inputs that we build ourselves.
+
+vLLM's own preparation of audio is one thread, pads everything to 30 s, and its prompt for Whisper is wrong for
+English-only models and for previous text. So the log-mel spectrogram and the decoder's token ids are made here, in worker
+threads, and handed over ready. vLLM is imported when the engine starts, in a thread: the import takes from half a minute to
+minutes, and the gateway listens meanwhile.
+
+Any exception in vLLM's worker kills the engine for everyone, so every request is checked before it is submitted.
+"""
+
+import asyncio
+import contextlib
+import logging
+import multiprocessing
+import os
+import threading
+import time
+import uuid
+from collections.abc import AsyncGenerator, AsyncIterator
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Literal, Self, cast
+
+import anyio
+import anyio.to_thread
+import numpy as np
+
+from engine.base import (
+    DecodeRequest,
+    Delta,
+    EngineFailedError,
+    EngineLimits,
+    EngineState,
+    EngineUnavailableError,
+    FinishReason,
+    Usage,
+    check_request,
+)
+from engine.checkpoints import Checkpoint, CheckpointError, resolve
+from engine.prompts import DecoderPrompt, TokenLayout, decoder_prompt
+
+if TYPE_CHECKING:
+    from tokenizers import Tokenizer
+    from vllm import SamplingParams
+    from vllm.v1.engine.async_llm import AsyncLLM
+
+logger = logging.getLogger(__name__)
+
+AudioContext = Literal["full", "true"]
+
+WINDOW_POSITIONS = 1500  # encoder positions of 20 ms: Whisper's 30 s
+SAMPLES_PER_POSITION = 320
+# True length: at least 1.28 s of silence after the audio, without which Whisper loops (whisper-acft issue 5: 64 frames),
+# rounded up so that requests of similar length are encoded together.
+TRAILING_POSITIONS = 64
+POSITION_STEP = 25
+
+# A loop of up to 28 tokens that comes 8 times ends the decode; people do say one word five times.
+LOOP_MAX_TOKENS = 28
+LOOP_COUNT = 8
+
+KV_BLOCK = 128  # vLLM's block on a CPU, in tokens
+
+
+@dataclass(frozen=True, slots=True)
+class VllmOptions:
+    """How to run the engine. Zeros and "auto" are chosen from the machine.
+
+    Attributes:
+        model: what `engine.checkpoints.resolve` takes.
+        cache_dir: where converted checkpoints are kept.
+        audio_context: encode the whole 30 s window, or each audio at its true length.
+        dtype: auto, bfloat16, float16 or float32; auto is bfloat16 where the hardware multiplies it.
+        threads: OpenMP threads of the engine on a CPU.
+        concurrency: requests that decode at once; more of them wait in the engine.
+        encoders_per_step: whole windows that one engine step may encode.
+        kv_cache_bytes: memory for keys and values; 0 is what `concurrency` needs.
+
+    """
+
+    model: str
+    cache_dir: Path
+    audio_context: AudioContext = "full"
+    dtype: str = "auto"
+    threads: int = 0
+    concurrency: int = 16
+    encoders_per_step: int = 0
+    kv_cache_bytes: int = 0
+
+
+class VllmEngine:
+    """An `Engine` over vLLM. Start-up runs in a thread of its own; `state` tells how far it is."""
+
+    def __init__(self, options: VllmOptions) -> None:
+        self._options = options
+        self._state = EngineState("starting", "the model is being prepared")
+        self._settled = asyncio.Event()
+        self._model: _LoadedModel | None = None
+        self._llm: AsyncLLM | None = None
+        self._workers = anyio.CapacityLimiter(max(1, os.cpu_count() or 1))
+
+    async def __aenter__(self) -> Self:
+        loop = asyncio.get_running_loop()
+        # A daemon thread, not a pool's: a stop during the minutes of start-up must not wait for them.
+        threading.Thread(target=self._start_in_thread, args=(loop,), name="engine-start", daemon=True).start()
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._state = EngineState("draining", "the gateway is stopping")
+        self._settled.set()
+        llm, self._llm = self._llm, None
+        if llm is not None:
+            await anyio.to_thread.run_sync(llm.shutdown)
+        else:  # still starting: vLLM may have spawned its process already
+            for child in multiprocessing.active_children():
+                child.kill()
+
+    # --- start-up ---------------------------------------------------------------------------------------------------
+
+    def _start_in_thread(self, loop: asyncio.AbstractEventLoop) -> None:
+        def report(phase: str) -> None:
+            loop.call_soon_threadsafe(self._set_starting, phase)
+
+        try:
+            began = time.monotonic()
+            checkpoint = resolve(self._options.model, self._options.cache_dir)
+            report("importing vLLM")
+            _set_environment(self._options)
+            model = _LoadedModel.load(checkpoint, self._options)
+            report(f"loading {checkpoint.name} into the engine")
+            llm = _build_llm(model)
+            logger.info("engine built in %.0f s", time.monotonic() - began)
+        except CheckpointError as error:
+            self._call_back(loop, self._fail, str(error))
+        except Exception as error:
+            logger.exception("the engine did not start")
+            self._call_back(loop, self._fail, f"{type(error).__name__}: {error}")
+        else:
+            self._call_back(loop, self._built, model, llm)
+
+    @staticmethod
+    def _call_back(loop: asyncio.AbstractEventLoop, function: Any, *args: Any) -> None:
+        with contextlib.suppress(RuntimeError):  # the loop is closed: the gateway stopped meanwhile
+            loop.call_soon_threadsafe(function, *args)
+
+    def _set_starting(self, phase: str) -> None:
+        if self._state.phase == "starting":
+            logger.info("engine: %s", phase)
+            self._state = EngineState("starting", phase)
+
+    def _fail(self, reason: str) -> None:
+        if self._state.phase == "starting":
+            self._state = EngineState("failed", reason)
+            logger.error("the engine failed: %s", reason)
+            self._settled.set()
+
+    def _built(self, model: "_LoadedModel", llm: "AsyncLLM") -> None:
+        if self._state.phase != "starting":  # stopped meanwhile
+            llm.shutdown()
+            return
+        self._model, self._llm = model, llm
+        self._set_starting("warming up")
+        self._warm_up_task = asyncio.create_task(self._warm_up(model))
+
+    async def _warm_up(self, model: "_LoadedModel") -> None:
+        """Decode a second of silence: on a CPU vLLM itself warms nothing up, and the first request would pay."""
+        request = DecodeRequest(id=f"warm-up-{uuid.uuid4().hex[:8]}", samples=np.zeros(16_000, dtype=np.float32))
+        try:
+            async for _ in self._decode(request):
+                pass
+        except Exception as error:
+            logger.exception("the engine's first decode failed")
+            self._fail(f"{type(error).__name__}: {error}")
+        else:
+            self._state = EngineState("ready")
+            self._settled.set()
+            logger.info("engine ready: %s on %s", model.checkpoint.name, self.device)
+
+    # --- the protocol -----------------------------------------------------------------------------------------------
+
+    @property
+    def state(self) -> EngineState:
+        """Where the engine is now; a dead engine process shows as failed."""
+        if self._state.phase == "ready" and self._llm is not None and self._llm.errored:
+            return EngineState("failed", "the engine process died")
+        return self._state
+
+    @property
+    def limits(self) -> EngineLimits:
+        """What the engine can take."""
+        if self._model is None:
+            raise EngineUnavailableError(self.state)
+        return self._model.limits
+
+    @property
+    def requests(self) -> int:
+        """How many requests the engine holds now."""
+        return self._llm.get_num_unfinished_requests() if self._llm is not None else 0
+
+    @property
+    def device(self) -> str:
+        """The device, its threads and the type of numbers."""
+        return self._model.device if self._model is not None else "unknown"
+
+    async def wait_ready(self) -> None:
+        """Return once the engine is ready."""
+        await self._settled.wait()
+        if self.state.phase != "ready":
+            raise EngineUnavailableError(self.state)
+
+    async def transcribe(self, request: DecodeRequest) -> AsyncGenerator[Delta, None]:
+        """Decode a request; see the protocol."""
+        if self.state.phase != "ready":
+            raise EngineUnavailableError(self.state)
+        async with contextlib.aclosing(self._decode(request)) as deltas:
+            async for delta in deltas:
+                yield delta
+
+    # --- one request ------------------------------------------------------------------------------------------------
+
+    async def _decode(self, request: DecodeRequest) -> AsyncGenerator[Delta, None]:
+        from vllm.v1.engine.exceptions import EngineDeadError, EngineGenerateError
+
+        model, llm = self._model, self._llm
+        if model is None or llm is None:
+            raise EngineUnavailableError(self.state)
+        prepared = await anyio.to_thread.run_sync(model.prepare, request, limiter=self._workers)
+        outputs = llm.generate(prepared.inputs, prepared.sampling, request.id, priority=request.priority)
+        finished = False
+        try:
+            async with contextlib.aclosing(outputs):
+                async for delta in _deltas(outputs, prepared, model.layout):
+                    finished = delta.finish_reason is not None
+                    yield delta
+        except (EngineDeadError, EngineGenerateError) as error:
+            raise EngineFailedError("the engine died while it decoded this request") from error
+        finally:
+            # vLLM aborts on cancellation itself, except when it comes in the middle of the submission.
+            if not finished and not llm.errored:
+                await llm.abort(request.id)
+
+
+async def _deltas(outputs: AsyncIterator[Any], prepared: "_Prepared", layout: TokenLayout) -> AsyncIterator[Delta]:
+    """Turn vLLM's outputs into deltas: the forced tokens become the language, the text's own tokens remain."""
+    language, to_skip, text_tokens = prepared.language, len(prepared.prompt.forced), 0
+    async for output in outputs:
+        completion = output.outputs[0]
+        new = list(completion.token_ids)
+        forced, new = new[:to_skip], new[to_skip:]
+        to_skip -= len(forced)
+        if language is None and forced:
+            language = layout.language_of(forced[0])
+        tokens = tuple(token for token in new if token < layout.end_of_text)
+        text_tokens += len(tokens)
+        if not output.finished:
+            if completion.text or tokens or forced:
+                yield Delta(completion.text, tokens, language)
+            continue
+        if completion.finish_reason not in ("stop", "length", "repetition"):
+            raise EngineFailedError(f"the engine ended the request with {completion.finish_reason!r}")
+        usage = Usage(prepared.positions, len(prepared.prompt.token_ids), text_tokens)
+        yield Delta(completion.text, tokens, language, cast(FinishReason, completion.finish_reason), usage)
+
+
+@dataclass(frozen=True, slots=True)
+class _Prepared:
+    """A request in the form that vLLM takes."""
+
+    inputs: Any
+    sampling: "SamplingParams"
+    prompt: DecoderPrompt
+    positions: int
+    language: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class _LoadedModel:
+    """All that turns requests into vLLM's inputs. Its methods block, and run in worker threads."""
+
+    checkpoint: Checkpoint
+    layout: TokenLayout
+    tokenizer: "Tokenizer"
+    limits: EngineLimits
+    options: VllmOptions
+    device: str
+    dtype: str
+    threads: int
+    on_cpu: bool
+
+    @classmethod
+    def load(cls, checkpoint: Checkpoint, options: VllmOptions) -> "_LoadedModel":
+        """Read the tokenizer and look at the machine. Imports vLLM."""
+        import torch
+        from tokenizers import Tokenizer
+        from vllm.platforms import current_platform
+
+        torch.set_num_threads(1)  # this process makes log-mels, one per worker thread
+        layout = checkpoint.layout
+        on_cpu = current_platform.is_cpu()
+        dtype = _dtype(options.dtype, on_cpu)
+        threads = options.threads or _default_threads()
+        abilities = ("detection", "translation", "prompt") if layout.multilingual else ("prompt",)
+        return cls(
+            checkpoint=checkpoint,
+            layout=layout,
+            tokenizer=Tokenizer.from_file(str(checkpoint.path / "tokenizer.json")),
+            limits=EngineLimits(
+                concurrency=options.concurrency,
+                languages=tuple(layout.languages) if layout.multilingual else ("en",),
+                abilities=frozenset(abilities),
+            ),
+            options=options,
+            device=f"CPU, {threads} thread{'s'[: threads > 1]}, {dtype}" if on_cpu else f"GPU, {dtype}",
+            dtype=dtype,
+            threads=threads,
+            on_cpu=on_cpu,
+        )
+
+    def prepare(self, request: DecodeRequest) -> _Prepared:
+        """Check a request and build vLLM's inputs for it: log-mel, token ids, sampling."""
+        from vllm.inputs.engine import mm_input, tokens_input
+        from vllm.multimodal.inputs import MultiModalFieldConfig, MultiModalKwargsItems, PlaceholderRange
+
+        from engine.features import log_mel
+
+        check_request(request, self.limits)
+        positions = self.positions(len(request.samples))
+        mel = log_mel(request.samples, n_mels=self.checkpoint.n_mels, positions=positions)
+        language = request.language if self.layout.multilingual else "en"
+        prompt = decoder_prompt(
+            self.layout, language=language, task=request.task, previous=self._previous_tokens(request.previous_text)
+        )
+        items = MultiModalKwargsItems.from_hf_inputs(
+            {"input_features": mel[None]}, {"input_features": MultiModalFieldConfig.batched("audio")}
+        )
+        inputs = {
+            "type": "enc_dec",
+            "encoder_prompt": tokens_input([0] * positions),
+            "decoder_prompt": mm_input(
+                prompt_token_ids=list(prompt.token_ids),
+                mm_kwargs=items,
+                mm_hashes={"audio": [uuid.uuid4().hex]},
+                mm_placeholders={"audio": [PlaceholderRange(offset=0, length=positions)]},
+            ),
+            "arrival_time": time.time(),
+        }
+        return _Prepared(inputs, self._sampling(request, prompt), prompt, positions, language)
+
+    def positions(self, samples: int) -> int:
+        """How many encoder positions (20 ms each) audio of this many samples is given."""
+        if self.options.audio_context == "full":
+            return WINDOW_POSITIONS
+        needed = -(-samples // SAMPLES_PER_POSITION) + TRAILING_POSITIONS
+        return min(WINDOW_POSITIONS, -(-needed // POSITION_STEP) * POSITION_STEP)
+
+    def _previous_tokens(self, text: str) -> list[int]:
+        """Encode text as openai-whisper does. Special tokens that a user may have written out are left away."""
+        if not text.strip():
+            return []
+        ids = self.tokenizer.encode(" " + text.strip(), add_special_tokens=False).ids
+        return [token for token in ids if token < self.layout.end_of_text]
+
+    def _sampling(self, request: DecodeRequest, prompt: DecoderPrompt) -> "SamplingParams":
+        from vllm import SamplingParams
+        from vllm.sampling_params import RepetitionDetectionParams, RequestOutputKind
+
+        from engine.vllm_plugin import FORCED
+
+        return SamplingParams(
+            temperature=request.temperature,
+            max_tokens=prompt.max_new_tokens,
+            output_kind=RequestOutputKind.DELTA if request.deltas else RequestOutputKind.FINAL_ONLY,
+            repetition_detection=RepetitionDetectionParams(
+                max_pattern_size=LOOP_MAX_TOKENS, min_pattern_size=1, min_count=LOOP_COUNT
+            ),
+            extra_args={FORCED: [list(step) for step in prompt.forced]} if prompt.forced else None,
+        )
+
+
+# --- the machine ---------------------------------------------------------------------------------------------------
+
+
+def _set_environment(options: VllmOptions) -> None:
+    """Tell vLLM and OpenMP, before their import, what they read from the environment. What a user has set stays."""
+    threads = str(options.threads or _default_threads())
+    for name, value in {
+        "VLLM_ENABLE_V1_MULTIPROCESSING": "0",  # engine core and worker share a process: one import of vLLM less
+        "VLLM_CPU_OMP_THREADS_BIND": "nobind",
+        "OMP_NUM_THREADS": threads,
+        "VLLM_USE_V2_MODEL_RUNNER": "0",  # our rule for the first tokens speaks the V1 runner's interface
+        "VLLM_NO_USAGE_STATS": "1",
+        "VLLM_LOGGING_LEVEL": "WARNING",
+        # Without a GPU some of vLLM's helpers would call a C++ compiler in the middle of a step.
+        **({} if _has_gpu() else {"TORCHDYNAMO_DISABLE": "1"}),
+    }.items():
+        os.environ.setdefault(name, value)
+
+
+def _has_gpu() -> bool:
+    return Path("/dev/nvidiactl").exists() or Path("/dev/kfd").exists()
+
+
+def _default_threads() -> int:
+    """Leave one core to the gateway and the engine's own event loop."""
+    return max(1, len(os.sched_getaffinity(0)) - 1)
+
+
+def _dtype(wanted: str, on_cpu: bool) -> str:
+    """Choose bfloat16 where the hardware multiplies it, else float32 on a CPU: emulation is slower than either."""
+    if wanted != "auto":
+        return wanted
+    import torch
+
+    if not on_cpu or torch.cpu._is_avx512_bf16_supported() or torch.cpu._is_amx_tile_supported():
+        return "bfloat16"
+    return "float32"
+
+
+def _kv_cache_bytes(model: _LoadedModel) -> int:
+    """Compute what `concurrency` requests need: keys and values of the decoder's positions and of the whole window."""
+    import json
+
+    config = json.loads((model.checkpoint.path / "config.json").read_text())
+    number_bytes = 4 if model.dtype == "float32" else 2
+    blocks = -(-448 // KV_BLOCK) + -(-WINDOW_POSITIONS // KV_BLOCK) + 1
+    per_block = KV_BLOCK * 2 * config["d_model"] * config["decoder_layers"] * number_bytes
+    return model.options.concurrency * blocks * per_block
+
+
+def _build_llm(model: _LoadedModel) -> "AsyncLLM":
+    """Start vLLM's engine process. Blocks until it is up."""
+    from vllm.engine.arg_utils import AsyncEngineArgs
+    from vllm.v1.engine.async_llm import AsyncLLM
+
+    from engine.vllm_plugin import ARCHITECTURE
+
+    options = model.options
+    encoders = options.encoders_per_step or (2 if model.on_cpu else 16)
+    return AsyncLLM.from_engine_args(
+        AsyncEngineArgs(
+            model=str(model.checkpoint.path),
+            hf_overrides={"architectures": [ARCHITECTURE]},
+            logits_processors=["engine.vllm_plugin:ForcedTokens"],
+            dtype=model.dtype,
+            max_model_len=448,
+            max_num_seqs=options.concurrency,
+            # vLLM admits one encoder a step by default, on every device.
+            max_num_batched_tokens=max(WINDOW_POSITIONS * encoders, options.concurrency),
+            limit_mm_per_prompt={"audio": 1},
+            mm_processor_cache_gb=0,
+            enable_prefix_caching=False,
+            enforce_eager=model.on_cpu,
+            scheduling_policy="priority",
+            distributed_executor_backend="uni",
+            kv_cache_memory_bytes=options.kv_cache_bytes or (_kv_cache_bytes(model) if model.on_cpu else None),
+        )
+    )
