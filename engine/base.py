@@ -10,7 +10,7 @@ Every decode is a request of its own to one engine that batches continuously; no
 Implementations: `engine.vllm_engine.VllmEngine`, and `engine.fake.FakeEngine`, scripted and deterministic.
 """
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator
 from dataclasses import dataclass, field
 from types import TracebackType
 from typing import Literal, Protocol, Self
@@ -171,7 +171,7 @@ class Engine(Protocol):
 
         """
 
-    def transcribe(self, request: DecodeRequest) -> AsyncIterator[Delta]:
+    def transcribe(self, request: DecodeRequest) -> AsyncGenerator[Delta, None]:
         """Decode a request. Closing or cancelling the iterator aborts the request in the engine, at any moment.
 
         Raises:

@@ -106,6 +106,20 @@ class Checkpoint:
         return TokenLayout.of_vocabulary(self.vocabulary_size)
 
 
+def require_known(model: str) -> None:
+    """Check, without reading any weights, that `model` can be what `resolve` takes.
+
+    Raises:
+        CheckpointError: if it is neither on the shelf, nor a folder, nor in the form of a Hugging Face id.
+
+    """
+    if model not in SHELF and not Path(model).expanduser().is_dir() and not _is_hub_id(model):
+        raise CheckpointError(
+            f"no model {model!r}: it is neither a folder, nor a Hugging Face id (owner/name), "
+            f"nor on the shelf ({', '.join(SHELF)})"
+        )
+
+
 def resolve(model: str, cache_dir: Path) -> Checkpoint:
     """Return the checkpoint that `model` names, converted and cached if need be. Blocks; may take seconds.
 
@@ -113,19 +127,19 @@ def resolve(model: str, cache_dir: Path) -> Checkpoint:
         CheckpointError: see the class.
 
     """
+    require_known(model)
     if model in SHELF:
         return _open_folder(_shelf_folder(SHELF[model], cache_dir), name=model)
     folder = Path(model).expanduser()
-    if not folder.exists():
-        if model.count("/") == 1 and not model.startswith((".", "/", "~")):
-            return _open_folder(_hub_folder(model), name=model)
-        raise CheckpointError(
-            f"no model {model!r}: it is neither a folder, nor a Hugging Face id (owner/name), "
-            f"nor on the shelf ({', '.join(SHELF)})"
-        )
-    if (folder / "model.bin").is_file() and (folder / "vocabulary.txt").is_file() | (folder / "vocabulary.json").is_file():
-        return _open_folder(_converted_folder(folder, cache_dir), name=folder.resolve().name)
-    return _open_folder(folder, name=folder.resolve().name)
+    if not folder.is_dir():
+        return _open_folder(_hub_folder(model), name=model)
+    if (folder / "model.bin").is_file() and not (folder / "model.safetensors").is_file():
+        folder = _converted_folder(folder, cache_dir)
+    return _open_folder(folder, name=Path(model).resolve().name)
+
+
+def _is_hub_id(model: str) -> bool:
+    return model.count("/") == 1 and not model.startswith((".", "/", "~"))
 
 
 def cached_conversion(model: ShelfModel, cache_dir: Path) -> Path | None:
@@ -242,8 +256,7 @@ def _open_folder(folder: Path, *, name: str) -> Checkpoint:
     config = _read_json(folder / "config.json")
     if config.get("model_type") != "whisper":
         raise CheckpointError(
-            f"{folder} is not a Whisper checkpoint in a known layout: config.json says model_type "
-            f"{config.get('model_type')!r}"
+            f"{folder} is not a Whisper checkpoint in a known layout: config.json says model_type {config.get('model_type')!r}"
         )
     for needed in ("tokenizer.json", "preprocessor_config.json"):
         if not (folder / needed).is_file():
@@ -346,7 +359,7 @@ def _split(name: str, array: _Array, prefixes: tuple[str, ...]) -> Iterator[tupl
             yield f"{prefix}.{kind}", part
 
 
-def _hugging_face_names(variables: dict[str, _Array]) -> Iterator[tuple[str, _Array]]:
+def _hugging_face_names(variables: dict[str, _Array]) -> Iterator[tuple[str, _Array]]:  # noqa: PLR0912 - one case each
     """Rename CTranslate2's variables to those of `WhisperForConditionalGeneration`."""
     norms = {"gamma": "weight", "beta": "bias"}
     for name, array in variables.items():

@@ -21,7 +21,7 @@ WINDOW_SAMPLES = WINDOW_POSITIONS * SAMPLES_PER_POSITION
 
 @functools.cache
 def _mel_filters(n_mels: int) -> torch.Tensor:
-    return torchaudio.functional.melscale_fbanks(
+    filters: torch.Tensor = torchaudio.functional.melscale_fbanks(
         n_freqs=N_FFT // 2 + 1,
         f_min=0.0,
         f_max=SAMPLE_RATE / 2,
@@ -29,7 +29,8 @@ def _mel_filters(n_mels: int) -> torch.Tensor:
         sample_rate=SAMPLE_RATE,
         norm="slaney",
         mel_scale="slaney",
-    ).T.contiguous()
+    )
+    return filters.T.contiguous()
 
 
 @functools.cache

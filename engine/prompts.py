@@ -23,10 +23,12 @@ _ENGLISH_ONLY_VOCABULARY = 51_864
 _TOKENS_AROUND_LANGUAGES = 51_765  # vocabulary of a multilingual model, less one, without its languages
 
 # In the order of their tokens (openai-whisper, `LANGUAGES`). A vocabulary with 99 languages lacks the last.
-LANGUAGE_CODES = tuple(
-    "en zh de es ru ko fr ja pt tr pl ca nl ar sv it id hi fi vi he uk el ms cs ro da hu ta no th ur hr bg lt la mi ml "
-    "cy sk te fa lv bn sr az sl kn et mk br eu is hy ne mn bs kk sq sw gl mr pa si km sn yo so af oc ka be tg sd gu am "
-    "yi lo uz fo ht ps tk nn mt sa lb my bo tl mg as tt haw ln ha ba jw su yue".split()
+LANGUAGE_CODES: tuple[str, ...] = tuple(
+    """
+    en zh de es ru ko fr ja pt tr pl ca nl ar sv it id hi fi vi he uk el ms cs ro da hu ta no th ur hr bg lt la mi ml
+    cy sk te fa lv bn sr az sl kn et mk br eu is hy ne mn bs kk sq sw gl mr pa si km sn yo so af oc ka be tg sd gu am
+    yi lo uz fo ht ps tk nn mt sa lb my bo tl mg as tt haw ln ha ba jw su yue
+    """.split()  # noqa: SIM905
 )
 
 

@@ -27,6 +27,7 @@ import anyio.to_thread
 import numpy as np
 
 from engine.base import (
+    Ability,
     DecodeRequest,
     Delta,
     EngineFailedError,
@@ -302,7 +303,7 @@ class _LoadedModel:
         on_cpu = current_platform.is_cpu()
         dtype = _dtype(options.dtype, on_cpu)
         threads = options.threads or _default_threads()
-        abilities = ("detection", "translation", "prompt") if layout.multilingual else ("prompt",)
+        abilities: tuple[Ability, ...] = ("detection", "translation", "prompt") if layout.multilingual else ("prompt",)
         return cls(
             checkpoint=checkpoint,
             layout=layout,
@@ -427,7 +428,7 @@ def _kv_cache_bytes(model: _LoadedModel) -> int:
     number_bytes = 4 if model.dtype == "float32" else 2
     blocks = -(-448 // KV_BLOCK) + -(-WINDOW_POSITIONS // KV_BLOCK) + 1
     per_block = KV_BLOCK * 2 * config["d_model"] * config["decoder_layers"] * number_bytes
-    return model.options.concurrency * blocks * per_block
+    return int(model.options.concurrency * blocks * per_block)
 
 
 def _build_llm(model: _LoadedModel) -> "AsyncLLM":

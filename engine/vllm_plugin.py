@@ -78,9 +78,7 @@ class ForcedTokens(LogitsProcessor):  # type: ignore[misc]
         return logits
 
 
-def _rules_of(
-    params: SamplingParams, _prompt: list[int] | None, output: list[int]
-) -> tuple[list[list[int]], list[int]] | None:
+def _rules_of(params: SamplingParams, _prompt: list[int] | None, output: list[int]) -> tuple[list[list[int]], list[int]] | None:
     forced = (params.extra_args or {}).get(FORCED)
     return (forced, output) if forced else None
 

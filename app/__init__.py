@@ -1,0 +1,1 @@
+"""The gateway: use cases, values, settings, commands."""

@@ -1,0 +1,75 @@
+"""Everything that can go wrong with a request, as the gateway's own words.
+
+    StenoError
+    |- InvalidInputError       the client can mend it
+    |  |- UnsupportedValueError    understood, but not served
+    |  |- AudioError               the file is not audio, or too long
+    |  |- UploadTooLargeError
+    |  `- UnknownModelError
+    |- UnavailableError        we cannot take it now; `retry_after` says when to come back
+    `- TranscriptionFailedError    accepted, and then lost
+
+Each border translates the errors below it once; `routers.errors` maps these to the wire in one table.
+"""
+
+
+class StenoError(Exception):
+    """Base of the gateway's errors. `param` names the field of the request, `code` is OpenAI's word for the kind."""
+
+    def __init__(self, message: str, *, param: str | None = None, code: str | None = None) -> None:
+        super().__init__(message)
+        self.message = message
+        self.param = param
+        self.code = code
+
+
+class InvalidInputError(StenoError):
+    """The client sent something that cannot be served as it is."""
+
+
+class UnsupportedValueError(InvalidInputError):
+    """A value that is understood and not served."""
+
+    def __init__(self, message: str, *, param: str) -> None:
+        super().__init__(message, param=param, code="unsupported_value")
+
+
+class AudioError(InvalidInputError):
+    """The file is not audio that can be decoded, or is longer than allowed."""
+
+    def __init__(self, message: str, *, code: str | None = None) -> None:
+        super().__init__(message, param="file", code=code)
+
+
+class UploadTooLargeError(InvalidInputError):
+    """The upload has more bytes than allowed."""
+
+    def __init__(self, limit: int, size: int | None = None) -> None:
+        seen = f" ({size} bytes)" if size is not None else ""
+        super().__init__(f"Maximum content size limit ({limit}) exceeded{seen}.", param="file", code="request_too_large")
+
+
+class UnknownModelError(InvalidInputError):
+    """No such model is served here."""
+
+    def __init__(self, model: str) -> None:
+        super().__init__(
+            f"The model `{model}` does not exist or you do not have access to it.",
+            param="model",
+            code="model_not_found",
+        )
+
+
+class UnavailableError(StenoError):
+    """The gateway cannot take the request now. `retry_after` is in seconds, 1 to 120."""
+
+    def __init__(self, message: str, *, retry_after: int, code: str = "server_is_overloaded") -> None:
+        super().__init__(message, code=code)
+        self.retry_after = min(max(1, retry_after), 120)
+
+
+class TranscriptionFailedError(StenoError):
+    """The engine lost a request that had been accepted."""
+
+    def __init__(self, message: str) -> None:
+        super().__init__(message, code="transcription_failed")

@@ -1,0 +1,33 @@
+"""The web application: routes, errors, request ids, and a lifespan that starts and stops the engine."""
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+from fastapi import FastAPI
+
+from app.services import Services
+from routers import errors, health, models, transcriptions
+from routers.request_id import RequestIdMiddleware
+
+
+def create_app(services: Services) -> FastAPI:
+    """Build the application around a gateway's parts. It answers at once; the engine starts behind it."""
+
+    @asynccontextmanager
+    async def lifespan(app: FastAPI) -> AsyncIterator[None]:
+        async with services.engine:
+            yield
+
+    app = FastAPI(
+        title="Steno",
+        summary="OpenAI's audio API in front of one shared vLLM engine.",
+        lifespan=lifespan,
+        docs_url="/docs",
+        redoc_url=None,
+    )
+    app.state.services = services
+    app.add_middleware(RequestIdMiddleware)
+    errors.install(app)
+    for router in (transcriptions.router, models.router, health.router):
+        app.include_router(router)
+    return app

@@ -1,0 +1,66 @@
+"""Every setting of the gateway: a flag of `steno serve`, a variable `STENO_*`, or a line of a `.env` file, in this order."""
+
+from pathlib import Path
+from typing import Annotated, Literal
+
+import platformdirs
+from pydantic import Field, field_validator
+from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
+
+DEFAULT_ALIASES = (
+    "whisper-1",
+    "gpt-transcribe",
+    "gpt-4o-transcribe",
+    "gpt-4o-mini-transcribe",
+    "gpt-4o-mini-transcribe-2025-12-15",
+)
+
+
+class Settings(BaseSettings):
+    """The gateway's settings. A field's description is its documentation, in `--help` and in the README."""
+
+    model_config = SettingsConfigDict(env_prefix="STENO_", env_file=".env", extra="ignore", frozen=True)
+
+    host: str = Field("127.0.0.1", description="Address to listen on.")
+    port: int = Field(8000, ge=0, le=65535, description="Port to listen on; 0 takes a free one.")
+    model: str = Field(
+        "base",
+        description="What to serve: a name of the shelf (`steno models`), a folder in Hugging Face or CTranslate2 layout, "
+        "or a Hugging Face id.",
+    )
+    model_aliases: Annotated[tuple[str, ...], NoDecode] = Field(
+        DEFAULT_ALIASES, description="Names that clients may use for the model, separated by commas."
+    )
+    engine: Literal["vllm", "fake"] = Field(
+        "vllm", description="The engine: `vllm`, or `fake`, which says the length of the audio and needs no weights."
+    )
+    audio_context: Literal["full", "true"] = Field(
+        "full", description="Encode the whole 30 s window (`full`), or each audio at its own length (`true`)."
+    )
+    dtype: Literal["auto", "bfloat16", "float16", "float32"] = Field(
+        "auto", description="Numbers of the engine; `auto` is bfloat16 where the hardware multiplies it."
+    )
+    engine_threads: int = Field(0, ge=0, description="OpenMP threads of the engine on a CPU; 0 is all cores but one.")
+    engine_concurrency: int = Field(16, ge=1, description="Windows that decode at once; more of them wait.")
+    encoders_per_step: int = Field(0, ge=0, description="Windows that one engine step may encode; 0 is 2, or 16 on a GPU.")
+    kv_cache_mb: int = Field(
+        0,
+        ge=0,
+        description="The engine's memory for keys and values, in MB; 0 is what it needs on a CPU, what is free on a GPU.",
+    )
+    cache_dir: Path = Field(
+        default_factory=lambda: platformdirs.user_cache_path("steno"),
+        description="Where converted checkpoints are kept.",
+    )
+    max_upload_mb: int = Field(25, ge=1, description="Largest upload, in MiB.")
+    max_audio_minutes: float = Field(180.0, gt=0, description="Longest audio of one request, in minutes.")
+    max_requests: int = Field(64, ge=1, description="Transcriptions in progress; more are refused with 503.")
+    windows_per_request: int = Field(4, ge=1, description="Windows of one file that decode side by side.")
+    log_level: Literal["debug", "info", "warning", "error"] = Field("info", description="How much to log.")
+
+    @field_validator("model_aliases", mode="before")
+    @classmethod
+    def _split_aliases(cls, value: object) -> object:
+        if isinstance(value, str):
+            return tuple(name.strip() for name in value.split(",") if name.strip())
+        return value

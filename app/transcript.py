@@ -1,0 +1,79 @@
+"""What a transcription is made of: options in, text out. Pure values, and the joining of window texts into one."""
+
+import unicodedata
+from dataclasses import dataclass
+
+from engine.base import Usage
+from engine.prompts import Task
+
+# Scripts without spaces between words, beside the wide characters of East Asia.
+_UNSPACED = (
+    range(0x0E00, 0x0F00),  # Thai, Lao
+    range(0x1000, 0x10A0),  # Myanmar
+    range(0x1780, 0x1800),  # Khmer
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    """How to transcribe a file. `language` is a code of the engine, or None to detect it."""
+
+    language: str | None = None
+    prompt: str = ""
+    temperature: float = 0.0
+    task: Task = "transcribe"
+
+
+@dataclass(frozen=True, slots=True)
+class TextDelta:
+    """Text to append to what was sent before."""
+
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class Transcript:
+    """The whole text of a file. The deltas before it join to `text` exactly."""
+
+    text: str
+    language: str | None
+    seconds: float
+    usage: Usage
+
+
+class TextJoiner:
+    """Joins pieces of text as they come: no space at either end, one where two windows meet, none between CJK characters.
+
+    Fed piece by piece, it returns what may be shown now; a trailing space is held back until a word follows. What it
+    returned joins to `text` at every moment.
+    """
+
+    def __init__(self) -> None:
+        self.text = ""
+        self._held = ""
+        self._at_seam = False
+
+    def feed(self, piece: str) -> str:
+        """Take a piece and return what it adds to the text."""
+        piece = self._held + piece
+        shown = piece.rstrip()
+        self._held = piece[len(shown) :]
+        if not shown:
+            return ""
+        if not self.text:
+            shown = shown.lstrip()
+        elif self._at_seam:
+            first = shown.lstrip()
+            shown = first if _is_unspaced(self.text[-1]) and _is_unspaced(first[0]) else " " + first
+        self._at_seam = False
+        self.text += shown
+        return shown
+
+    def end_window(self) -> None:
+        """Say that the next piece begins another window."""
+        self._held = ""
+        self._at_seam = True
+
+
+def _is_unspaced(character: str) -> bool:
+    return unicodedata.east_asian_width(character) in "WF" or any(ord(character) in block for block in _UNSPACED)

@@ -1,0 +1,198 @@
+"""A scripted engine: deterministic, without weights, with latency, pace and faults of the script's choice.
+
+For tests, for work on a client, and for loads that a small machine's real engine cannot follow. It keeps the whole contract of
+`engine.base.Engine`: bounded concurrency, priority among the waiting, abort on close, start-up that takes its time.
+"""
+
+import asyncio
+import heapq
+import itertools
+from collections.abc import AsyncGenerator, Callable
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Self
+
+from engine.base import (
+    DecodeRequest,
+    Delta,
+    EngineFailedError,
+    EngineLimits,
+    EngineState,
+    EngineUnavailableError,
+    FinishReason,
+    Usage,
+    check_request,
+)
+from engine.prompts import LANGUAGE_CODES
+
+
+@dataclass(frozen=True, slots=True)
+class Reply:
+    """What the engine says to one request, and how.
+
+    Attributes:
+        pieces: the text, piece by piece; each is a Delta.
+        language: what the engine reports when the request names none.
+        first_seconds: time to the first piece (the encoder's work).
+        piece_seconds: time between pieces.
+        fail_after: lose the request after this many pieces.
+        finish_reason: how the decode ends.
+
+    """
+
+    pieces: tuple[str, ...]
+    language: str = "en"
+    first_seconds: float = 0.0
+    piece_seconds: float = 0.0
+    fail_after: int | None = None
+    finish_reason: FinishReason = "stop"
+
+
+def say_length(request: DecodeRequest) -> Reply:
+    """Tell the length of the audio, the simplest thing that is true of it."""
+    return Reply((f" {len(request.samples) / 16_000:.2f}", " seconds", " of", " audio."))
+
+
+class FakeEngine:
+    """An `Engine` that follows a script."""
+
+    def __init__(
+        self,
+        script: Callable[[DecodeRequest], Reply] = say_length,
+        *,
+        concurrency: int = 64,
+        multilingual: bool = True,
+        start_seconds: float = 0.0,
+        fail_start: str = "",
+    ) -> None:
+        self._script = script
+        self._start_seconds, self._fail_start = start_seconds, fail_start
+        self._limits = EngineLimits(
+            concurrency=concurrency,
+            languages=LANGUAGE_CODES[:99] if multilingual else ("en",),
+            abilities=frozenset(("detection", "translation", "prompt") if multilingual else ("prompt",)),
+        )
+        self._state = EngineState("starting", "a scripted start")
+        self._settled = asyncio.Event()
+        self._requests = self._running = 0
+        self._waiting: list[tuple[int, int, asyncio.Future[None]]] = []
+        self._arrivals = itertools.count()
+        self._dead = asyncio.Event()
+        self.submitted: list[DecodeRequest] = []
+        self.aborted: list[str] = []
+
+    async def __aenter__(self) -> Self:
+        self._starting = asyncio.create_task(self._start())
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._state = EngineState("draining", "the gateway is stopping")
+        self._settled.set()
+        self._dead.set()
+        self._starting.cancel()
+
+    async def _start(self) -> None:
+        await asyncio.sleep(self._start_seconds)
+        self._state = EngineState("failed", self._fail_start) if self._fail_start else EngineState("ready")
+        self._settled.set()
+
+    def die(self, reason: str = "the engine process died") -> None:
+        """Fail as a real engine's process does: every request is lost at once."""
+        self._state = EngineState("failed", reason)
+        self._dead.set()
+
+    @property
+    def state(self) -> EngineState:
+        """Where the engine is now."""
+        return self._state
+
+    @property
+    def limits(self) -> EngineLimits:
+        """What the engine can take."""
+        return self._limits
+
+    @property
+    def requests(self) -> int:
+        """How many requests the engine holds now."""
+        return self._requests
+
+    @property
+    def device(self) -> str:
+        """Nothing real."""
+        return "no device (scripted)"
+
+    async def wait_ready(self) -> None:
+        """Return once the engine is ready."""
+        await self._settled.wait()
+        if self._state.phase != "ready":
+            raise EngineUnavailableError(self._state)
+
+    async def transcribe(self, request: DecodeRequest) -> AsyncGenerator[Delta, None]:
+        """Decode a request; see the protocol."""
+        if self._state.phase != "ready":
+            raise EngineUnavailableError(self._state)
+        check_request(request, self._limits)
+        self.submitted.append(request)
+        self._requests += 1
+        finished = False
+        try:
+            await self._take_slot(request.priority)
+            try:
+                async for delta in self._say(request, self._script(request)):
+                    finished = delta.finish_reason is not None
+                    yield delta
+            finally:
+                self._give_slot()
+        finally:
+            self._requests -= 1
+            if not finished:
+                self.aborted.append(request.id)
+
+    async def _say(self, request: DecodeRequest, reply: Reply) -> AsyncGenerator[Delta, None]:
+        language = request.language or reply.language
+        usage = Usage(len(request.samples) // 320, 1, len(reply.pieces))
+        await self._pause(reply.first_seconds)
+        for i, piece in enumerate(reply.pieces):
+            if i == reply.fail_after:
+                raise EngineFailedError("the script lost this request")
+            if i:
+                await self._pause(reply.piece_seconds)
+            if request.deltas:
+                yield Delta(piece, (i,), language)
+        if reply.fail_after is not None and reply.fail_after >= len(reply.pieces):
+            raise EngineFailedError("the script lost this request")
+        text = "" if request.deltas else "".join(reply.pieces)
+        tokens = () if request.deltas else tuple(range(len(reply.pieces)))
+        yield Delta(text, tokens, language, reply.finish_reason, usage)
+
+    async def _pause(self, seconds: float) -> None:
+        """Sleep, unless the engine dies meanwhile."""
+        try:
+            async with asyncio.timeout(seconds):
+                await self._dead.wait()
+        except TimeoutError:
+            return
+        raise EngineFailedError("the engine died while it decoded this request")
+
+    async def _take_slot(self, priority: int) -> None:
+        if self._running < self._limits.concurrency and not self._waiting:
+            self._running += 1
+            return
+        turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        heapq.heappush(self._waiting, (priority, next(self._arrivals), turn))
+        try:
+            await turn  # the slot passes from hand to hand: `_running` stays as it is
+        except asyncio.CancelledError:
+            if turn.done() and not turn.cancelled():
+                self._give_slot()
+            raise
+
+    def _give_slot(self) -> None:
+        while self._waiting:
+            _, _, turn = heapq.heappop(self._waiting)
+            if not turn.done():
+                turn.set_result(None)
+                return
+        self._running -= 1

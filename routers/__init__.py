@@ -1,0 +1,1 @@
+"""The wire: HTTP and server-sent events. It knows FastAPI; it knows no model."""

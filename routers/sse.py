@@ -1,0 +1,50 @@
+"""Server-sent events as OpenAI's SDKs read them. The only file that knows sse-starlette.
+
+Data lines only: openai-python's parser breaks on an `id:` line before a comment, on a lone `retry:` and on empty data. While
+nothing is to be said, comment pings keep the connection. The stream ends with `[DONE]`, or with one error object and nothing
+after it, so that a broken transcript never looks whole.
+"""
+
+import json
+from collections.abc import AsyncGenerator, AsyncIterator
+from contextlib import ExitStack, aclosing
+from typing import Any
+
+from sse_starlette import EventSourceResponse, ServerSentEvent
+from starlette.types import Receive, Scope, Send
+
+from app.errors import StenoError
+from routers.errors import body_of
+
+PING_SECONDS = 15
+
+
+def event_stream(events: AsyncGenerator[dict[str, Any], None], *, holding: ExitStack) -> EventSourceResponse:
+    """Send each event as JSON. When the stream ends, or its client leaves, the generator and `holding` are closed."""
+    return _EventStream(events, holding)
+
+
+class _EventStream(EventSourceResponse):
+    def __init__(self, events: AsyncGenerator[dict[str, Any], None], holding: ExitStack) -> None:
+        super().__init__(_encoded(events), ping=PING_SECONDS, sep="\n")
+        self._holding = holding
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        # Not in the generator: one that is never started never closes what it holds.
+        with self._holding:
+            await super().__call__(scope, receive, send)
+
+
+async def _encoded(events: AsyncGenerator[dict[str, Any], None]) -> AsyncIterator[ServerSentEvent]:
+    async with aclosing(events):
+        try:
+            async for event in events:
+                yield _data(event)
+        except StenoError as error:
+            yield _data(body_of(error))
+        else:
+            yield ServerSentEvent(data="[DONE]")
+
+
+def _data(value: dict[str, Any]) -> ServerSentEvent:
+    return ServerSentEvent(data=json.dumps(value, ensure_ascii=False, separators=(",", ":")))
