@@ -22,7 +22,7 @@ from rich.table import Table
 from app.settings import Settings
 
 app = typer.Typer(no_args_is_help=True, add_completion=False, help="OpenAI's audio API in front of one shared vLLM engine.")
-out, err = Console(), Console(stderr=True, soft_wrap=True)
+out, err = Console(), Console(stderr=True, soft_wrap=True, highlight=False)
 
 
 def main() -> None:

@@ -100,7 +100,7 @@ class Transcriber:
         )
 
     async def run(
-        self, _permit: Permit, audio: Audio, options: Options, *, request_id: str, deltas: bool
+        self, permit: Permit, audio: Audio, options: Options, *, request_id: str, deltas: bool
     ) -> AsyncGenerator[TextDelta | Transcript, None]:
         """Transcribe decoded audio: text deltas if asked for, and the Transcript last. Close it to stop the work.
 
@@ -112,7 +112,7 @@ class Transcriber:
         """
         joiner, usage, language = TextJoiner(), Usage(), options.language
         try:
-            async with aclosing(self._windows_in_order(audio, options, request_id, deltas)) as windows:
+            async with aclosing(self._windows_in_order(audio, options, f"{request_id}-{permit.number}", deltas)) as windows:
                 async for delta in windows:
                     shown = joiner.feed(delta.text)
                     if shown and deltas:
@@ -128,7 +128,7 @@ class Transcriber:
         yield Transcript(joiner.text, language, audio.seconds, usage)
 
     async def _windows_in_order(
-        self, audio: Audio, options: Options, request_id: str, deltas: bool
+        self, audio: Audio, options: Options, decode_id: str, deltas: bool
     ) -> AsyncGenerator[Delta, None]:
         """Decode the windows side by side and yield their deltas as if one after another."""
         windows = cut_windows(audio.samples, rate=audio.rate, limit=self._engine.limits.window_samples)
@@ -143,7 +143,7 @@ class Transcriber:
             try:
                 async with places:
                     request = DecodeRequest(
-                        id=f"{request_id}-{i}",
+                        id=f"{decode_id}-{i}",
                         samples=audio.samples[slice(*windows[i])],
                         language=await language_for(i),
                         task=options.task,

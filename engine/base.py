@@ -22,6 +22,9 @@ from engine.prompts import Task
 
 Phase = Literal["starting", "ready", "draining", "failed"]
 FinishReason = Literal["stop", "length", "repetition"]
+AudioContext = Literal["full", "true"]
+
+MAX_AMPLITUDE = 10.0  # 1, and room for what resamplers overshoot; integers that were not scaled are a mistake
 Ability = Literal["detection", "translation", "prompt"]
 
 
@@ -88,6 +91,7 @@ class DecodeRequest:
         previous_text: text that came before this audio (OpenAI's `prompt`); steers style and spelling.
         temperature: 0 decodes greedily; above, tokens are sampled.
         deltas: yield text as it comes; else one Delta at the end, which costs less.
+        audio_context: encode the whole window (`full`) or only this audio's length (`true`); None is the engine's default.
         priority: lower goes first among the waiting.
 
     """
@@ -99,6 +103,7 @@ class DecodeRequest:
     previous_text: str = ""
     temperature: float = 0.0
     deltas: bool = False
+    audio_context: AudioContext | None = None
     priority: int = 0
 
 
@@ -194,8 +199,8 @@ def check_request(request: DecodeRequest, limits: EngineLimits) -> None:
         raise InvalidRequestError("samples", "the audio must be a one-dimensional float32 array")
     if not 1 <= len(samples) <= limits.window_samples:
         raise InvalidRequestError("samples", f"the audio has {len(samples)} samples, not 1 to {limits.window_samples}")
-    if not np.isfinite(samples).all():
-        raise InvalidRequestError("samples", "the audio holds NaN or infinite samples")
+    if not np.abs(samples).max() <= MAX_AMPLITUDE:  # NaN compares false
+        raise InvalidRequestError("samples", "the audio's samples are not numbers between -1 and 1")
     if request.language is not None and request.language not in limits.languages:
         raise InvalidRequestError("language", f"the model does not know the language {request.language!r}")
     if request.task == "translate" and "translation" not in limits.abilities:

@@ -20,7 +20,7 @@ from collections.abc import AsyncGenerator, AsyncIterator
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Literal, Self, cast
+from typing import TYPE_CHECKING, Any, Self, cast
 
 import anyio
 import anyio.to_thread
@@ -28,6 +28,7 @@ import numpy as np
 
 from engine.base import (
     Ability,
+    AudioContext,
     DecodeRequest,
     Delta,
     EngineFailedError,
@@ -47,8 +48,6 @@ if TYPE_CHECKING:
     from vllm.v1.engine.async_llm import AsyncLLM
 
 logger = logging.getLogger(__name__)
-
-AudioContext = Literal["full", "true"]
 
 WINDOW_POSITIONS = 1500  # encoder positions of 20 ms: Whisper's 30 s
 SAMPLES_PER_POSITION = 320
@@ -266,6 +265,14 @@ async def _deltas(outputs: AsyncIterator[Any], prepared: "_Prepared", layout: To
         yield Delta(completion.text, tokens, language, cast(FinishReason, completion.finish_reason), usage)
 
 
+def encoder_positions(samples: int, audio_context: AudioContext) -> int:
+    """Return how many encoder positions, of 20 ms each, audio of so many samples is given."""
+    if audio_context == "full":
+        return WINDOW_POSITIONS
+    needed = -(-samples // SAMPLES_PER_POSITION) + TRAILING_POSITIONS
+    return min(WINDOW_POSITIONS, -(-needed // POSITION_STEP) * POSITION_STEP)
+
+
 @dataclass(frozen=True, slots=True)
 class _Prepared:
     """A request in the form that vLLM takes."""
@@ -328,7 +335,7 @@ class _LoadedModel:
         from engine.features import log_mel
 
         check_request(request, self.limits)
-        positions = self.positions(len(request.samples))
+        positions = encoder_positions(len(request.samples), request.audio_context or self.options.audio_context)
         mel = log_mel(request.samples, n_mels=self.checkpoint.n_mels, positions=positions)
         language = request.language if self.layout.multilingual else "en"
         prompt = decoder_prompt(
@@ -349,13 +356,6 @@ class _LoadedModel:
             "arrival_time": time.time(),
         }
         return _Prepared(inputs, self._sampling(request, prompt), prompt, positions, language)
-
-    def positions(self, samples: int) -> int:
-        """How many encoder positions (20 ms each) audio of this many samples is given."""
-        if self.options.audio_context == "full":
-            return WINDOW_POSITIONS
-        needed = -(-samples // SAMPLES_PER_POSITION) + TRAILING_POSITIONS
-        return min(WINDOW_POSITIONS, -(-needed // POSITION_STEP) * POSITION_STEP)
 
     def _previous_tokens(self, text: str) -> list[int]:
         """Encode text as openai-whisper does. Special tokens that a user may have written out are left away."""
@@ -393,7 +393,9 @@ def _set_environment(options: VllmOptions) -> None:
         "OMP_NUM_THREADS": threads,
         "VLLM_USE_V2_MODEL_RUNNER": "0",  # our rule for the first tokens speaks the V1 runner's interface
         "VLLM_NO_USAGE_STATS": "1",
-        "VLLM_LOGGING_LEVEL": "WARNING",
+        "VLLM_LOGGING_LEVEL": "ERROR",
+        "PYTHONWARNINGS": "ignore::FutureWarning",
+        "TORCH_CPP_LOG_LEVEL": "ERROR",
         # Without a GPU some of vLLM's helpers would call a C++ compiler in the middle of a step.
         **({} if _has_gpu() else {"TORCHDYNAMO_DISABLE": "1"}),
     }.items():
@@ -450,6 +452,7 @@ def _build_llm(model: _LoadedModel) -> "AsyncLLM":
             max_num_seqs=options.concurrency,
             # vLLM admits one encoder a step by default, on every device.
             max_num_batched_tokens=max(WINDOW_POSITIONS * encoders, options.concurrency),
+            use_tqdm_on_load=False,
             limit_mm_per_prompt={"audio": 1},
             mm_processor_cache_gb=0,
             enable_prefix_caching=False,

@@ -10,7 +10,7 @@ from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import ExitStack, aclosing
 from typing import Any
 
-from sse_starlette import EventSourceResponse, ServerSentEvent
+from sse_starlette import EventSourceResponse
 from starlette.types import Receive, Scope, Send
 
 from app.errors import StenoError
@@ -35,7 +35,7 @@ class _EventStream(EventSourceResponse):
             await super().__call__(scope, receive, send)
 
 
-async def _encoded(events: AsyncGenerator[dict[str, Any], None]) -> AsyncIterator[ServerSentEvent]:
+async def _encoded(events: AsyncGenerator[dict[str, Any], None]) -> AsyncIterator[dict[str, str]]:
     async with aclosing(events):
         try:
             async for event in events:
@@ -43,8 +43,8 @@ async def _encoded(events: AsyncGenerator[dict[str, Any], None]) -> AsyncIterato
         except StenoError as error:
             yield _data(body_of(error))
         else:
-            yield ServerSentEvent(data="[DONE]")
+            yield {"data": "[DONE]"}
 
 
-def _data(value: dict[str, Any]) -> ServerSentEvent:
-    return ServerSentEvent(data=json.dumps(value, ensure_ascii=False, separators=(",", ":")))
+def _data(value: dict[str, Any]) -> dict[str, str]:
+    return {"data": json.dumps(value, ensure_ascii=False, separators=(",", ":"))}

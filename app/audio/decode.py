@@ -72,7 +72,9 @@ def decode(data: bytes | BinaryIO, *, rate: int, max_seconds: float) -> Audio:
         raise AudioError("Audio file might be corrupted or unsupported: it holds no sound that can be decoded.")
     if total < MIN_SECONDS * rate:
         raise AudioError("Audio file is too short. Minimum audio length is 0.1 seconds.", code="audio_too_short")
-    return Audio(np.concatenate(blocks), rate)
+    samples = np.concatenate(blocks)
+    peak = max(float(samples.max()), -float(samples.min()))
+    return Audio(samples / np.float32(peak) if peak > 1 else samples, rate)
 
 
 def _mono_blocks(source: BinaryIO, rate: int) -> Iterator[Samples]:

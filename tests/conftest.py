@@ -1,0 +1,132 @@
+"""Fixtures, and the budget of the tests on the real engine.
+
+The `real` tests run last, in the order of their marker, on one gateway that starts in the background as soon as the session
+does. `STENO_CI_DEADLINE` (seconds since the epoch) bounds them: past it, those that are not marked `always` are not run, and
+the summary names them. Where it is not set they all run.
+"""
+
+import asyncio
+import os
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack
+
+import pytest
+
+os.environ.update(HF_HUB_OFFLINE="1", VLLM_NO_USAGE_STATS="1")
+
+from app.settings import Settings  # noqa: E402
+from engine.fake import FakeEngine  # noqa: E402
+from tests.gateway import Gateway, running_gateway, wait_until  # noqa: E402
+
+OUT_OF_BUDGET = "not run: the budget of the real tests is used up"
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    def place(item: pytest.Item) -> tuple[bool, int]:
+        marker = item.get_closest_marker("real")
+        return (marker is not None, marker.kwargs.get("order", 50) if marker else 0)
+
+    items.sort(key=place)
+
+
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    marker = item.get_closest_marker("real")
+    deadline = float(os.environ.get("STENO_CI_DEADLINE", "inf"))
+    if marker and not marker.kwargs.get("always") and time.time() > deadline:
+        pytest.skip(OUT_OF_BUDGET)
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    left_out = [r.nodeid for r in terminalreporter.getreports("skipped") if OUT_OF_BUDGET in str(r.longrepr)]
+    if left_out:
+        terminalreporter.section(f"{len(left_out)} real tests NOT RUN, the budget is used up", yellow=True)
+        for name in left_out:
+            terminalreporter.line(name)
+
+
+# --- the event loop -------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(autouse=True)
+def no_blocking_calls(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Fail a test in which something blocks an event loop: a step that takes half a second of its thread's CPU time or sleeps."""
+    offences: list[str] = []
+    run = asyncio.Handle._run
+
+    def watched(handle: asyncio.Handle) -> None:
+        began = time.thread_time()
+        run(handle)
+        if (took := time.thread_time() - began) > 0.5:
+            offences.append(f"{handle!r} took {took:.2f} s of CPU time")
+
+    def refuse_sleep(seconds: float) -> None:
+        if asyncio._get_running_loop() is not None:
+            offences.append(f"time.sleep({seconds}) in an event loop")
+        sleep(seconds)
+
+    sleep = time.sleep
+    monkeypatch.setattr(asyncio.Handle, "_run", watched)
+    monkeypatch.setattr(time, "sleep", refuse_sleep)
+    yield
+    assert not offences
+
+
+# --- gateways -------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def fake_gateway() -> Iterator[Gateway]:
+    """A gateway on the scripted engine, shared by a module's tests."""
+    with running_gateway(FakeEngine) as gateway:
+        wait_until(lambda: gateway.engine.state.phase == "ready")
+        yield gateway
+
+
+class _RealGateway:
+    """The one gateway on the real engine, started in the background so that fast tests run meanwhile."""
+
+    def __init__(self) -> None:
+        self._stack = ExitStack()
+        self._gateway: Gateway | None = None
+        self._error: BaseException | None = None
+        self._thread = threading.Thread(target=self._start, name="real-gateway", daemon=True)
+        self._thread.start()
+
+    def _start(self) -> None:
+        from app.services import build_engine
+
+        settings = Settings(_env_file=None, model="base")
+        try:
+            self._gateway = self._stack.enter_context(running_gateway(lambda: build_engine(settings), settings))
+        except BaseException as error:
+            self._error = error
+
+    def ready(self) -> Gateway:
+        self._thread.join()
+        if self._gateway is None:
+            raise RuntimeError("the real gateway did not start") from self._error
+        self._gateway.run(self._gateway.engine.wait_ready)
+        return self._gateway
+
+    def stop(self) -> None:
+        self._thread.join()
+        self._stack.close()
+
+
+def pytest_collection_finish(session: pytest.Session) -> None:
+    wants_real = any("real_gateway" in getattr(item, "fixturenames", ()) for item in session.items)
+    if wants_real and not session.config.option.collectonly:
+        session.config.stash[_REAL] = _RealGateway()
+
+
+_REAL = pytest.StashKey[_RealGateway]()
+
+
+@pytest.fixture(scope="session")
+def real_gateway(request: pytest.FixtureRequest) -> Iterator[Gateway]:
+    """The gateway on the real engine with `base`; waits until it is ready, and stops it after the last test that uses it."""
+    real = request.config.stash[_REAL]
+    yield real.ready()
+    real.stop()

@@ -1,0 +1,81 @@
+"""A gateway under test: a real uvicorn on a free port, with its event loop in a thread of its own."""
+
+import socket
+import threading
+import time
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import contextmanager
+from typing import Any, TypeVar
+
+import anyio.from_thread
+import openai
+import uvicorn
+
+from app.main import create_app
+from app.services import Services, build_services
+from app.settings import Settings
+from engine.base import Engine
+
+T = TypeVar("T")
+
+
+class Gateway:
+    """What tests hold of it: its parts, its address, and a way into its event loop."""
+
+    def __init__(self, services: Services, url: str, portal: anyio.from_thread.BlockingPortal) -> None:
+        self.services = services
+        self.url = url
+        self._portal = portal
+
+    @property
+    def engine(self) -> Engine:
+        return self.services.engine
+
+    @property
+    def address(self) -> tuple[str, int]:
+        host, port = self.url.removeprefix("http://").split(":")
+        return host, int(port)
+
+    def run(self, function: Callable[..., Awaitable[T]], *args: Any) -> T:
+        """Run a coroutine function in the gateway's event loop, and wait for it."""
+        return self._portal.call(function, *args)
+
+    def client(self, **options: Any) -> openai.OpenAI:
+        return openai.OpenAI(base_url=f"{self.url}/v1", api_key="none", **({"max_retries": 0, "timeout": 600} | options))
+
+    def async_client(self) -> openai.AsyncOpenAI:
+        return openai.AsyncOpenAI(base_url=f"{self.url}/v1", api_key="none", max_retries=0, timeout=600)
+
+
+@contextmanager
+def running_gateway(make_engine: Callable[[], Engine], settings: Settings | None = None) -> Iterator[Gateway]:
+    """Serve on a free port of the loopback until left."""
+    settings = settings or Settings(_env_file=None)
+    listener = socket.create_server(("127.0.0.1", 0))
+    url = "http://127.0.0.1:{}".format(listener.getsockname()[1])
+    with anyio.from_thread.start_blocking_portal() as portal:
+
+        async def make() -> Services:
+            return build_services(settings, make_engine())
+
+        services = portal.call(make)
+        server = uvicorn.Server(uvicorn.Config(create_app(services), log_config=None))
+        serving = portal.start_task_soon(server.serve, [listener])
+        try:
+            wait_until(lambda: server.started or serving.done())
+            yield Gateway(services, url, portal)
+        finally:
+            server.should_exit = True
+            serving.result(timeout=120)
+
+
+def wait_until(condition: Callable[[], Any], *, seconds: float = 60.0) -> None:
+    """Wait for a condition that other threads bring about; fail loudly when it never comes."""
+    deadline = time.monotonic() + seconds
+    pause = threading.Event()
+    while not condition():
+        if time.monotonic() > deadline:
+            raise AssertionError(f"waited {seconds} s in vain")
+        pause.wait(0.01)
+
+

@@ -1,0 +1,215 @@
+"""The use case on the scripted engine: windows side by side, text in order, one language, nothing left behind."""
+
+import asyncio
+import random
+from contextlib import aclosing
+
+import numpy as np
+import pytest
+
+from app.admission import Admission
+from app.audio.decode import Audio
+from app.errors import AudioError, InvalidInputError, TranscriptionFailedError, UnavailableError
+from app.transcribe import Transcriber
+from app.transcript import Options, TextDelta, Transcript
+from engine.base import DecodeRequest
+from engine.fake import FakeEngine, Reply
+from tests import speech
+
+PERMIT_GIVER = Admission(100)
+
+
+def a_transcriber(engine: FakeEngine, **changes) -> Transcriber:
+    return Transcriber(engine, **({"workers": 2, "windows_per_request": 3, "max_seconds": 3600.0} | changes))
+
+
+def long_audio(seconds: float) -> Audio:
+    """Noise whose every sample is unlike its neighbours', so that a cut or an overlap by one sample shows."""
+    samples = np.random.default_rng(7).uniform(-0.5, 0.5, round(seconds * 16_000)).astype(np.float32)
+    return Audio(samples, 16_000)
+
+
+async def collect(transcriber: Transcriber, audio: Audio, options: Options | None = None, *, deltas: bool = True):
+    with PERMIT_GIVER.admit() as permit:
+        run = transcriber.run(permit, audio, options or Options(), request_id="t", deltas=deltas)
+        async with aclosing(run):
+            return [item async for item in run]
+
+
+def number_of(request: DecodeRequest) -> int:
+    return int(request.id.rsplit("-", 1)[1])
+
+
+@pytest.mark.parametrize("deltas", [True, False])
+async def test_windows_that_end_in_any_order_come_out_in_theirs(deltas: bool):
+    shuffled = random.Random(3)
+
+    def script(request: DecodeRequest) -> Reply:
+        k = number_of(request)
+        return Reply((f" window {k}", f" says {k}."), first_seconds=shuffled.uniform(0, 0.02))
+
+    async with FakeEngine(script) as engine:
+        await engine.wait_ready()
+        *shown, transcript = await collect(a_transcriber(engine), long_audio(200), deltas=deltas)
+    count = len(engine.submitted)
+    assert count >= 7
+    assert transcript.text == " ".join(f"window {k} says {k}." for k in range(count))
+    assert "".join(delta.text for delta in shown) == (transcript.text if deltas else "")
+    assert transcript.seconds == 200
+    assert transcript.usage.output_tokens == 2 * count
+
+
+async def test_every_sample_is_sent_to_the_engine_exactly_once():
+    audio = long_audio(130)
+    async with FakeEngine() as engine:
+        await engine.wait_ready()
+        await collect(a_transcriber(engine), audio)
+    sent = [request.samples for request in sorted(engine.submitted, key=number_of)]
+    assert np.array_equal(np.concatenate(sent), audio.samples)
+    assert all(len(samples) <= 480_000 for samples in sent)
+
+
+async def test_a_request_holds_no_more_of_the_engine_than_its_share():
+    most = 0
+
+    def script(_request: DecodeRequest) -> Reply:
+        nonlocal most
+        most = max(most, engine.requests)
+        return Reply((" a",), first_seconds=0.005)
+
+    async with FakeEngine(script) as engine:
+        await engine.wait_ready()
+        await collect(a_transcriber(engine, windows_per_request=3), long_audio(400))
+    assert most == 3
+
+
+async def test_the_first_window_chooses_the_language_of_all():
+    def script(request: DecodeRequest) -> Reply:
+        return Reply((" ja",), language="de" if number_of(request) == 0 else "cy", first_seconds=0.01)
+
+    async with FakeEngine(script) as engine:
+        await engine.wait_ready()
+        *_, transcript = await collect(a_transcriber(engine), long_audio(100))
+    assert [r.language for r in sorted(engine.submitted, key=number_of)] == [None, *["de"] * (len(engine.submitted) - 1)]
+    assert transcript.language == "de"
+
+
+async def test_a_named_language_goes_to_all_windows_at_once():
+    async with FakeEngine(lambda _: Reply((" oui",))) as engine:
+        await engine.wait_ready()
+        options = Options(language="fr", prompt="Paris", temperature=0.4)
+        *_, transcript = await collect(a_transcriber(engine), long_audio(70), options)
+    assert {(r.language, r.previous_text, r.temperature) for r in engine.submitted} == {("fr", "Paris", 0.4)}
+    assert transcript.language == "fr"
+
+
+async def test_an_engine_that_cannot_detect_is_not_waited_for():
+    async with FakeEngine(lambda r: Reply((" a",)), multilingual=False) as engine:
+        await engine.wait_ready()
+        *_, transcript = await collect(a_transcriber(engine), long_audio(100))
+    assert {r.language for r in engine.submitted} == {None}
+    assert transcript.text == " ".join("a" * len(engine.submitted))
+
+
+async def test_silence_is_an_empty_transcript():
+    async with FakeEngine(lambda _: Reply(())) as engine:
+        await engine.wait_ready()
+        items = await collect(a_transcriber(engine), long_audio(90))
+    assert len(items) == 1
+    assert items[0].text == ""
+
+
+@pytest.mark.parametrize("failing", [0, 1, 3])
+async def test_a_lost_window_fails_the_whole_and_frees_the_rest(failing: int):
+    def script(request: DecodeRequest) -> Reply:
+        fails = number_of(request) == failing
+        return Reply((" a", " b"), first_seconds=0.002, piece_seconds=0.002, fail_after=1 if fails else None)
+
+    async with FakeEngine(script) as engine:
+        await engine.wait_ready()
+        with pytest.raises(TranscriptionFailedError):
+            await collect(a_transcriber(engine), long_audio(200))
+        assert engine.requests == 0
+
+
+async def test_an_engine_that_dies_fails_what_it_held():
+    async with FakeEngine(lambda _: Reply((" a",), first_seconds=3600)) as engine:
+        await engine.wait_ready()
+        task = asyncio.create_task(collect(a_transcriber(engine), long_audio(100), Options(language="en")))
+        while not engine.requests:
+            await asyncio.sleep(0)
+        engine.die()
+        with pytest.raises(TranscriptionFailedError):
+            await task
+        assert engine.requests == 0
+
+
+@pytest.mark.parametrize("moment", range(0, 40, 3))
+async def test_leaving_at_any_moment_frees_the_engine(moment: int):
+    async with FakeEngine(lambda _: Reply((" a", " b"), first_seconds=0.001)) as engine:
+        await engine.wait_ready()
+        task = asyncio.create_task(collect(a_transcriber(engine), long_audio(200)))
+        for _ in range(moment):
+            await asyncio.sleep(0)
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+        assert engine.requests == 0
+        assert task.cancelled()
+
+
+async def test_closing_after_the_first_delta_frees_the_engine():
+    async with FakeEngine(lambda _: Reply((" a",) * 50, piece_seconds=0.01)) as engine:
+        await engine.wait_ready()
+        with PERMIT_GIVER.admit() as permit:
+            run = a_transcriber(engine).run(permit, long_audio(100), Options(), request_id="t", deltas=True)
+            async with aclosing(run):
+                assert await anext(run) == TextDelta("a")
+        assert engine.requests == 0
+
+
+async def test_options_that_the_model_cannot_do_are_refused_before_any_work():
+    async with FakeEngine(multilingual=False) as engine:
+        await engine.wait_ready()
+        with pytest.raises(InvalidInputError, match="'de'") as refusal:
+            a_transcriber(engine).check(Options(language="de"))
+        assert refusal.value.param == "language"
+        a_transcriber(engine).check(Options(language="en"))
+
+
+@pytest.mark.parametrize("phase", ["starting", "failed", "draining"])
+async def test_an_engine_that_is_not_ready_is_unavailable_with_a_time_to_come_back(phase: str):
+    engine = FakeEngine(start_seconds=3600 if phase == "starting" else 0, fail_start="broken" if phase == "failed" else "")
+    async with engine:
+        if phase == "failed":
+            with pytest.raises(Exception, match="broken"):
+                await engine.wait_ready()
+        if phase != "draining":
+            _assert_unavailable(engine, phase)
+    _assert_unavailable(engine, "draining")
+
+
+def _assert_unavailable(engine: FakeEngine, phase: str) -> None:
+    with pytest.raises(UnavailableError, match=phase) as refusal:
+        a_transcriber(engine).check(Options())
+    assert 1 <= refusal.value.retry_after <= 120
+
+
+async def test_decoding_happens_in_a_worker_and_its_errors_arrive():
+    async with FakeEngine() as engine:
+        await engine.wait_ready()
+        with PERMIT_GIVER.admit() as permit:
+            audio = await a_transcriber(engine).open(permit, speech.wav(speech.tone(2.0)))
+            assert audio.seconds == 2.0
+            with pytest.raises(AudioError):
+                await a_transcriber(engine).open(permit, b"not audio")
+            with pytest.raises(AudioError, match="longer than 1 seconds"):
+                await a_transcriber(engine, max_seconds=1.0).open(permit, speech.wav(speech.tone(2.0)))
+
+
+async def test_the_transcript_is_last_and_says_all():
+    async with FakeEngine(lambda _: Reply((" Hello", " there. "), language="en")) as engine:
+        await engine.wait_ready()
+        items = await collect(a_transcriber(engine), long_audio(3))
+    assert items[:-1] == [TextDelta("Hello"), TextDelta(" there.")]
+    assert isinstance(items[-1], Transcript)
+    assert (items[-1].text, items[-1].language, items[-1].seconds) == ("Hello there.", "en", 3.0)
