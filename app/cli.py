@@ -5,10 +5,11 @@ import inspect
 import json
 import logging
 import shlex
+import signal
 import socket
 import sys
-from collections.abc import Callable
-from contextlib import aclosing
+from collections.abc import Callable, Iterator
+from contextlib import aclosing, contextmanager
 from importlib.metadata import version
 from pathlib import Path
 from typing import Annotated, Any, Literal, get_origin
@@ -22,6 +23,8 @@ from rich.table import Table
 from app.settings import Settings
 
 app = typer.Typer(no_args_is_help=True, add_completion=False, help="OpenAI's audio API in front of one shared vLLM engine.")
+GRACE_SECONDS = 30  # what a stop leaves to the transcriptions in progress
+
 out, err = Console(), Console(stderr=True, soft_wrap=True, highlight=False)
 
 
@@ -123,9 +126,23 @@ def serve(settings: Settings) -> None:
     err.print(f"Steno {version('steno-gateway')} listens on {url}")
     err.print(f"  model    {settings.model}, starting; {url}/health/ready tells how far it is")
 
+    class Server(uvicorn.Server):
+        @contextmanager
+        def capture_signals(self) -> Iterator[None]:
+            # Uvicorn's own raises the signal once more after all has ended, and a clean stop would not exit with 0.
+            loop = asyncio.get_running_loop()
+            for sent in (signal.SIGINT, signal.SIGTERM):
+                loop.add_signal_handler(sent, self.handle_exit, sent, None)
+            yield
+
     async def run() -> None:
-        server = uvicorn.Server(
-            uvicorn.Config(create_app(services), log_config=None, access_log=settings.log_level in ("debug", "info"))
+        server = Server(
+            uvicorn.Config(
+                create_app(services),
+                log_config=None,
+                access_log=settings.log_level in ("debug", "info"),
+                timeout_graceful_shutdown=GRACE_SECONDS,
+            )
         )
         announcing = asyncio.create_task(announce())
         await server.serve(sockets=[listener])
@@ -144,10 +161,7 @@ def serve(settings: Settings) -> None:
         name = services.models[0].id
         err.print(f"  curl {url}/v1/audio/transcriptions -F model={name} -F file=@speech.wav", markup=False)
 
-    try:
-        asyncio.run(run())
-    except KeyboardInterrupt:
-        err.print("Stopped.")
+    asyncio.run(run())
 
 
 @app.command()

@@ -52,7 +52,7 @@ def running_gateway(make_engine: Callable[[], Engine], settings: Settings | None
     """Serve on a free port of the loopback until left."""
     settings = settings or Settings(_env_file=None)
     listener = socket.create_server(("127.0.0.1", 0))
-    url = "http://127.0.0.1:{}".format(listener.getsockname()[1])
+    url = f"http://127.0.0.1:{listener.getsockname()[1]}"
     with anyio.from_thread.start_blocking_portal() as portal:
 
         async def make() -> Services:
@@ -77,5 +77,3 @@ def wait_until(condition: Callable[[], Any], *, seconds: float = 60.0) -> None:
         if time.monotonic() > deadline:
             raise AssertionError(f"waited {seconds} s in vain")
         pause.wait(0.01)
-
-

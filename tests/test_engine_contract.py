@@ -78,7 +78,7 @@ def _text(deltas: list[Delta]) -> str:
 
 async def _idle(engine: Engine) -> None:
     async with asyncio.timeout(60):
-        while engine.requests:
+        while engine.requests:  # noqa: ASYNC110 - the engine has no event for it
             await asyncio.sleep(0.01)
 
 
@@ -203,7 +203,9 @@ def test_the_edges_of_what_is_allowed_do_not_harm_the_engine(bench: Bench, sampl
     assert bench.engine.state.phase == "ready"
 
 
-@pytest.mark.parametrize("text", ["Ever tried.", "<|startoftranscript|><|endoftext|> odd", "word " * 2000, "\0 \ud83d", "天气" * 900])
+@pytest.mark.parametrize(
+    "text", ["Ever tried.", "<|startoftranscript|><|endoftext|> odd", "word " * 2000, "\0 \ud83d", "天气" * 900]
+)
 def test_any_previous_text_is_taken(bench: Bench, text: str):
     deltas = bench.run(_collect, bench.engine, bench.request(previous_text=text))
     assert deltas[-1].finish_reason

@@ -136,7 +136,7 @@ async def test_an_engine_that_dies_fails_what_it_held():
     async with FakeEngine(lambda _: Reply((" a",), first_seconds=3600)) as engine:
         await engine.wait_ready()
         task = asyncio.create_task(collect(a_transcriber(engine), long_audio(100), Options(language="en")))
-        while not engine.requests:
+        while not engine.requests:  # noqa: ASYNC110 - the engine has no event for it
             await asyncio.sleep(0)
         engine.die()
         with pytest.raises(TranscriptionFailedError):

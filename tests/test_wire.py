@@ -398,11 +398,11 @@ def raw_request(fields: dict[str, str], file: bytes = ONE_SECOND) -> bytes:
 
 
 @contextlib.contextmanager
-def hanging(gateway: Gateway, **fields: str) -> Iterator[socket.socket]:
+def hanging(gateway: Gateway, file: bytes = ONE_SECOND, **fields: str) -> Iterator[socket.socket]:
     """Hold a request that the engine never finishes; on leaving, vanish without a farewell."""
     before = gateway.engine.requests
     raw = socket.create_connection(gateway.address)
-    raw.sendall(raw_request({"model": "whisper-1", "prompt": "hang at once"} | fields))
+    raw.sendall(raw_request({"model": "whisper-1", "prompt": "hang at once"} | fields, file))
     wait_until(lambda: gateway.engine.requests > before)
     yield raw
     raw.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
