@@ -359,6 +359,7 @@ class _LoadedModel:
 
     def _previous_tokens(self, text: str) -> list[int]:
         """Encode text as openai-whisper does. Special tokens that a user may have written out are left away."""
+        text = text.encode(errors="ignore").decode()  # half a surrogate pair is no text
         if not text.strip():
             return []
         ids = self.tokenizer.encode(" " + text.strip(), add_special_tokens=False).ids

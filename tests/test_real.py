@@ -102,8 +102,8 @@ def test_each_half_is_heard_in_its_own_language(real_gateway: Gateway, first: in
 async def test_eight_clients_at_once_all_get_their_own_words(real_gateway: Gateway):
     whole, said = speech.two_cities().audio.samples, speech.words(speech.two_cities().words)
     beckett = speech.beckett()
-    # Cut in the silence between sentences, about where they begin, so that each client has other words.
-    clips = [(speech.wav(whole[: 6 * speech.RATE]), " ".join(said[:12])), (beckett.path.read_bytes(), beckett.words)] * 4
+    # The first six seconds end after the third clause.
+    clips = [(speech.wav(whole[: 6 * speech.RATE]), " ".join(said[:18])), (beckett.path.read_bytes(), beckett.words)] * 4
     async with real_gateway.async_client() as client:
         create = client.audio.transcriptions.create
         heard = await asyncio.gather(*(create(model="whisper-1", file=clip) for clip, _ in clips))

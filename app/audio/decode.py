@@ -30,6 +30,7 @@ CONTAINERS = (
 )
 FORMATS_FOR_PEOPLE = ["flac", "m4a", "mp3", "mp4", "mpeg", "mpga", "oga", "ogg", "wav", "webm"]
 MIN_SECONDS = 0.1  # what OpenAI asks for
+MIN_RATE = 4000  # Hz: half of a telephone's. A file of a few bytes that claims 1 Hz would fill the memory with its hours
 
 Samples = npt.NDArray[np.float32]
 
@@ -84,10 +85,17 @@ def _mono_blocks(source: BinaryIO, rate: int) -> Iterator[Samples]:
         logger.debug("not opened: %s", error)
         raise AudioError(f"Invalid file format. Supported formats: {FORMATS_FOR_PEOPLE}") from error
     with container:
-        stream = next(iter(container.streams.audio), None)
+        stream = next((s for s in container.streams.audio if s.codec_context is not None), None)
         if stream is None:
-            raise AudioError("The file has no audio track.")
-        yield from _resampled(_good_frames(container, stream), rate)
+            raise AudioError("The file has no audio track that can be decoded.")
+        if channels := stream.codec_context.channels:
+            # PyAV 18 frees a list of named channels twice, and the process dies: here they have no names.
+            stream.codec_context.layout = f"{channels} channels"
+        try:
+            yield from _resampled(_good_frames(container, stream), rate)
+        except (av.error.FFmpegError, ValueError) as error:
+            logger.debug("not resampled: %s", error)
+            raise AudioError("Audio file might be corrupted or unsupported: its sound cannot be converted.") from error
 
 
 def _good_frames(container: av.container.InputContainer, stream: av.AudioStream) -> Iterator[av.AudioFrame]:
@@ -114,7 +122,10 @@ def _resampled(frames: Iterator[av.AudioFrame], rate: int) -> Iterator[Samples]:
             if resampler is not None:
                 yield from _means(resampler.resample(None))
             form = (frame.format.name, frame.layout.name, frame.sample_rate)
-            resampler = av.AudioResampler(format="fltp", layout=frame.layout, rate=rate)
+            if frame.sample_rate < MIN_RATE:
+                raise AudioError(f"The audio has a sample rate of {frame.sample_rate} Hz; {MIN_RATE} Hz is the least.")
+            # Packed samples: PyAV 18 reads past the end of a frame with eight planes or more, and the process dies.
+            resampler = av.AudioResampler(format="flt", layout=frame.layout.name, rate=rate)
         frame.pts = None  # damaged time stamps must not invent or drop sound
         yield from _means(resampler.resample(frame))
     if resampler is not None:
@@ -123,5 +134,5 @@ def _resampled(frames: Iterator[av.AudioFrame], rate: int) -> Iterator[Samples]:
 
 def _means(frames: list[av.AudioFrame]) -> Iterator[Samples]:
     for frame in frames:
-        block = frame.to_ndarray().mean(axis=0, dtype=np.float32)
-        yield np.nan_to_num(block, copy=False, nan=0.0, posinf=0.0, neginf=0.0)
+        block = frame.to_ndarray().reshape(-1, frame.layout.nb_channels).mean(axis=1, dtype=np.float32)
+        yield np.nan_to_num(block, copy=False, nan=0.0, posinf=0.0, neginf=0.0).clip(-1, 1)
