@@ -165,7 +165,7 @@ def serve(settings: Settings) -> None:
 
 
 @app.command()
-@_with_settings("model", "engine", "audio_context", "dtype", "engine_threads", "cache_dir", "max_audio_minutes")
+@_with_settings("model", "engine", "audio_context", "dtype", "engine_threads", "cache_dir", "max_audio_minutes", "vad")
 def transcribe(
     settings: Settings,
     file: Annotated[Path, typer.Argument(exists=True, dir_okay=False, readable=True, help="The audio, in any format.")],
@@ -213,8 +213,8 @@ async def _transcribe_once(settings: Settings, file: Path, options: Any) -> Any:
                     raise translate_engine_error(error) from error
                 status.update("transcribing")
                 services.transcriber.check(options)
-                audio = await services.transcriber.open(permit, data)
-                run = services.transcriber.run(permit, audio, options, request_id="transcribe", deltas=False)
+                speech = await services.transcriber.open(permit, data)
+                run = services.transcriber.run(permit, speech, options, request_id="transcribe", stream=False)
                 async with aclosing(run):
                     async for item in run:
                         if isinstance(item, Transcript):

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from app.admission import Admission
 from app.errors import UnknownModelError
 from app.settings import Settings
+from app.speech.vad import AlwaysSpeech, SileroVoiceActivity
 from app.transcribe import Transcriber
 from engine.base import Engine
 
@@ -81,6 +82,7 @@ def build_services(settings: Settings, engine: Engine | None = None) -> Services
     engine = engine or build_engine(settings)
     transcriber = Transcriber(
         engine,
+        voice_activity=SileroVoiceActivity if settings.vad else AlwaysSpeech,
         workers=os.cpu_count() or 1,
         windows_per_request=settings.windows_per_request,
         max_seconds=settings.max_audio_minutes * 60,

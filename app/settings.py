@@ -54,6 +54,7 @@ class Settings(BaseSettings):
     )
     max_upload_mb: int = Field(25, ge=1, description="Largest upload, in MiB.")
     max_audio_minutes: float = Field(180.0, gt=0, description="Longest audio of one request, in minutes.")
+    vad: bool = Field(True, description="Look for speech first, and decode nothing else.")
     max_requests: int = Field(64, ge=1, description="Transcriptions in progress; more are refused with 503.")
     windows_per_request: int = Field(4, ge=1, description="Windows of one file that decode side by side.")
     log_level: Literal["debug", "info", "warning", "error"] = Field("info", description="How much to log.")

@@ -1,29 +1,33 @@
-"""Use case: transcribe a file. Decode it, cut it into windows, decode these side by side, join their text in order.
+"""Use case: transcribe a file. Find its windows of speech while it is decoded, have them decoded side by side, join their text.
 
-The first window of a file without a known language chooses it, and the others follow, so that one file comes out in one
-language. Its deltas flow at once; those of later windows wait until all before them have ended.
+Nothing waits for the whole file: it is read, searched for speech and sent to the engine window by window, no more than a few
+windows ahead. The first window of a file without a known language chooses it, and the others follow, so that one file comes
+out in one language. Text of a window flows when all windows before it have ended.
 
-Who cancels what: `Transcriber.run` is an async generator. Closing it cancels the tasks of its windows; each task closes its
-engine request, which the engine aborts.
+Who cancels what: `Transcriber.run` is an async generator. Closing it cancels the task that reads and the tasks of the windows;
+each of these closes its engine request, which the engine aborts.
 """
 
 import asyncio
 import logging
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import aclosing
+from dataclasses import dataclass, field
 from typing import BinaryIO
 
 import anyio
 import anyio.to_thread
 
 from app.admission import Permit
-from app.audio.decode import Audio, decode
-from app.audio.windows import cut_windows
+from app.audio.decode import AudioReader
+from app.decoding import WindowDecoder, WindowText
 from app.errors import InvalidInputError, StenoError, TranscriptionFailedError, UnavailableError
-from app.transcript import Options, TextDelta, TextJoiner, Transcript
+from app.speech.reader import SpeechReader
+from app.speech.vad import VoiceActivity
+from app.speech.windows import CutPolicy, Window
+from app.transcript import Options, Segment, TextDelta, TextJoiner, Transcript
 from engine.base import (
     DecodeRequest,
-    Delta,
     Engine,
     EngineError,
     EngineUnavailableError,
@@ -34,6 +38,7 @@ from engine.base import (
 logger = logging.getLogger(__name__)
 
 RETRY_AFTER_SECONDS = {"starting": 15, "draining": 30, "failed": 60}
+_PARAM_OF_FIELD = {"samples": "file", "previous_text": "prompt", "task": "model"}
 
 
 def translate_engine_error(error: EngineError) -> StenoError:
@@ -49,7 +54,11 @@ def translate_engine_error(error: EngineError) -> StenoError:
             return TranscriptionFailedError(f"The transcription failed: {error}.")
 
 
-_PARAM_OF_FIELD = {"samples": "file", "previous_text": "prompt"}
+@dataclass(slots=True)
+class _Job:
+    """A window at work: the texts that it shows, then what became of it, or the error that ended it."""
+
+    events: "asyncio.Queue[str | WindowText | Exception]" = field(default_factory=asyncio.Queue)
 
 
 class Transcriber:
@@ -57,14 +66,24 @@ class Transcriber:
 
     Args:
         engine: where windows are decoded.
-        workers: how many files may be decoded to samples at once.
+        voice_activity: makes what finds speech in a file.
+        workers: how many files may be read at once.
         windows_per_request: how many windows of a file the engine may hold at once.
         max_seconds: the longest audio that is taken.
 
     """
 
-    def __init__(self, engine: Engine, *, workers: int, windows_per_request: int, max_seconds: float) -> None:
+    def __init__(
+        self,
+        engine: Engine,
+        *,
+        voice_activity: Callable[[], VoiceActivity],
+        workers: int,
+        windows_per_request: int,
+        max_seconds: float,
+    ) -> None:
         self._engine = engine
+        self._voice_activity = voice_activity
         self._workers = anyio.CapacityLimiter(workers)
         self._windows_per_request = windows_per_request
         self._max_seconds = max_seconds
@@ -79,102 +98,159 @@ class Transcriber:
         """
         if self._engine.state.phase != "ready":
             raise translate_engine_error(EngineUnavailableError(self._engine.state))
-        known = self._engine.limits.languages
-        if options.language is not None and options.language not in known:
+        limits = self._engine.limits
+        if options.language is not None and options.language not in limits.languages:
             raise InvalidInputError(
-                f"Language {options.language!r} is not known to this model. It knows: {', '.join(known)}.",
+                f"Language {options.language!r} is not known to this model. It knows: {', '.join(limits.languages)}.",
                 param="language",
                 code="invalid_value",
             )
+        if options.task == "translate" and "translation" not in limits.abilities:
+            raise InvalidInputError(
+                "This model knows only English and cannot translate. Serve a multilingual one.",
+                param="model",
+                code="unsupported_value",
+            )
 
-    async def open(self, _permit: Permit, file: bytes | BinaryIO) -> Audio:
-        """Decode a file, in a worker thread.
+    async def open(self, _permit: Permit, file: BinaryIO, policy: CutPolicy | None = None) -> SpeechReader:
+        """Open a file and decode its beginning, in a worker thread. The file must stay open until `run` has ended.
 
         Raises:
-            AudioError: see `app.audio.decode.decode`.
+            AudioError: if it is not audio, or known to be too long.
 
         """
-        rate = self._engine.limits.sample_rate
-        return await anyio.to_thread.run_sync(
-            lambda: decode(file, rate=rate, max_seconds=self._max_seconds), limiter=self._workers
-        )
+        limits = self._engine.limits
+        rate = limits.sample_rate
+
+        def work() -> SpeechReader:
+            reader = AudioReader(file, rate=rate, max_seconds=self._max_seconds)
+            return SpeechReader(reader, self._voice_activity(), policy or CutPolicy(limit_seconds=limits.window_seconds))
+
+        return await anyio.to_thread.run_sync(work, limiter=self._workers)
 
     async def run(
-        self, permit: Permit, audio: Audio, options: Options, *, request_id: str, deltas: bool
+        self, permit: Permit, speech: SpeechReader, options: Options, *, request_id: str, stream: bool
     ) -> AsyncGenerator[TextDelta | Transcript, None]:
-        """Transcribe decoded audio: text deltas if asked for, and the Transcript last. Close it to stop the work.
+        """Transcribe an opened file: text deltas if asked for, and the Transcript last. Close it to stop the work.
 
         Raises:
+            AudioError: if the audio turns out to be too long.
             InvalidInputError: if the model cannot do what the options ask.
             UnavailableError: if the engine is not ready.
             TranscriptionFailedError: if the engine lost the request.
 
         """
-        joiner, usage, language = TextJoiner(), Usage(), options.language
+        joiner, segments, usage, language = TextJoiner(), list[Segment](), Usage(), options.language
+        work = _FileWork(
+            self._engine,
+            next_window=lambda: anyio.to_thread.run_sync(speech.next_window, limiter=self._workers),
+            options=options,
+            decode_id=f"{request_id}-{permit.number}",
+            stream=stream,
+            at_once=self._windows_per_request,
+        )
         try:
-            async with aclosing(self._windows_in_order(audio, options, f"{request_id}-{permit.number}", deltas)) as windows:
-                async for delta in windows:
-                    shown = joiner.feed(delta.text)
-                    if shown and deltas:
-                        yield TextDelta(shown)
-                    language = language or delta.language
-                    if delta.finish_reason is not None:
+            async with aclosing(work.events_in_order()) as events:
+                async for event in events:
+                    if isinstance(event, str):
+                        shown = joiner.feed(event)
+                        if shown and stream:
+                            yield TextDelta(shown)
+                    else:
                         joiner.end_window()
-                        usage += delta.usage
-                        if delta.finish_reason != "stop":
-                            logger.warning("%s: a window ended by %s", request_id, delta.finish_reason)
+                        segments += event.segments
+                        usage += event.usage
+                        language = language or event.language
         except EngineError as error:
             raise translate_engine_error(error) from error
-        yield Transcript(joiner.text, language, audio.seconds, usage)
+        yield Transcript(joiner.text, language, speech.seconds, tuple(segments), usage)
 
-    async def _windows_in_order(
-        self, audio: Audio, options: Options, decode_id: str, deltas: bool
-    ) -> AsyncGenerator[Delta, None]:
-        """Decode the windows side by side and yield their deltas as if one after another."""
-        windows = cut_windows(audio.samples, rate=audio.rate, limit=self._engine.limits.window_samples)
-        places = asyncio.Semaphore(self._windows_per_request)
-        language: asyncio.Future[str | None] = asyncio.get_running_loop().create_future()
-        if options.language is not None or "detection" not in self._engine.limits.abilities:
-            language.set_result(options.language)
-        # A window's queue holds its deltas, then None when it has ended, or the error that ended it.
-        queues: list[asyncio.Queue[Delta | Exception | None]] = [asyncio.Queue() for _ in windows]
 
-        async def decode_window(i: int) -> None:
-            try:
-                async with places:
-                    request = DecodeRequest(
-                        id=f"{decode_id}-{i}",
-                        samples=audio.samples[slice(*windows[i])],
-                        language=await language_for(i),
-                        task=options.task,
-                        previous_text=options.prompt,
-                        temperature=options.temperature,
-                        deltas=deltas,
-                    )
-                    async with aclosing(self._engine.transcribe(request)) as stream:
-                        async for delta in stream:
-                            if delta.language is not None and not language.done():
-                                language.set_result(delta.language)
-                            queues[i].put_nowait(delta)
-            except Exception as error:
-                queues[i].put_nowait(error)
-            else:
-                queues[i].put_nowait(None)
-            finally:
-                if i == 0 and not language.done():
-                    language.set_result(None)
+class _FileWork:
+    """The tasks of one file: one reads windows, and one for each window decodes it."""
 
-        async def language_for(i: int) -> str | None:
-            return None if i == 0 and not language.done() else await asyncio.shield(language)
+    def __init__(
+        self,
+        engine: Engine,
+        *,
+        next_window: Callable[[], Awaitable[Window | None]],
+        options: Options,
+        decode_id: str,
+        stream: bool,
+        at_once: int,
+    ) -> None:
+        self._engine, self._next_window = engine, next_window
+        self._options, self._decode_id, self._stream = options, decode_id, stream
+        self._places = asyncio.Semaphore(at_once)
+        self._jobs: asyncio.Queue[_Job | Exception | None] = asyncio.Queue(at_once)
+        self._language: asyncio.Future[str | None] = asyncio.get_running_loop().create_future()
+        if options.language is not None or "detection" not in engine.limits.abilities:
+            self._language.set_result(options.language)
+        self._tasks: list[asyncio.Task[None]] = []
 
-        tasks = [asyncio.create_task(decode_window(i)) for i in range(len(windows))]
+    async def events_in_order(self) -> AsyncGenerator[str | WindowText, None]:
+        """Yield each window's texts, and then what became of it, as if one were decoded after another."""
+        self._tasks.append(asyncio.create_task(self._read()))
         try:
-            for queue in queues:
-                while (item := await queue.get()) is not None:
-                    if isinstance(item, Exception):
-                        raise item
-                    yield item
+            while (job := await self._jobs.get()) is not None:
+                if isinstance(job, Exception):
+                    raise job
+                while True:
+                    event = await job.events.get()
+                    if isinstance(event, Exception):
+                        raise event
+                    yield event
+                    if isinstance(event, WindowText):
+                        break
         finally:
-            for task in tasks:
+            for task in self._tasks:
                 task.cancel()
-            await asyncio.gather(*tasks, return_exceptions=True)
+            await asyncio.gather(*self._tasks, return_exceptions=True)
+
+    async def _read(self) -> None:
+        """Read windows, as far ahead as there are places for them."""
+        try:
+            number = 0
+            while (window := await self._next_window()) is not None:
+                await self._places.acquire()
+                job = _Job()
+                task = asyncio.create_task(self._decode(job, number, window))
+                task.add_done_callback(self._tasks.remove)
+                self._tasks.append(task)
+                await self._jobs.put(job)
+                number += 1
+            await self._jobs.put(None)
+        except Exception as error:
+            await self._jobs.put(error)
+
+    async def _decode(self, job: _Job, number: int, window: Window) -> None:
+        try:
+            first = number == 0
+            language = None if first and not self._language.done() else await asyncio.shield(self._language)
+            decoder = WindowDecoder(
+                self._engine,
+                stream=self._stream,
+                show=job.events.put_nowait,
+                tell_language=self._settle_language,
+            )
+            request = DecodeRequest(
+                id=f"{self._decode_id}-{number}",
+                samples=window.samples,
+                language=language,
+                task=self._options.task,
+                previous_text=self._options.prompt,
+                temperature=self._options.temperature,
+                timestamps=True,
+            )
+            start = window.start / self._engine.limits.sample_rate
+            job.events.put_nowait(await decoder.decode(request, start=start))
+        except Exception as error:
+            job.events.put_nowait(error)
+        finally:
+            if number == 0:
+                self._settle_language(None)
+            self._places.release()
+
+    def _settle_language(self, language: str | None) -> None:
+        if not self._language.done():
+            self._language.set_result(language)

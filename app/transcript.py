@@ -1,4 +1,4 @@
-"""What a transcription is made of: options in, text out. Pure values, and the joining of window texts into one."""
+"""What a transcription is made of: options in, segments and text out. Pure values, and the joining of texts into one."""
 
 import unicodedata
 from dataclasses import dataclass
@@ -25,6 +25,25 @@ class Options:
 
 
 @dataclass(frozen=True, slots=True)
+class Segment:
+    """A stretch of speech with its times in the file, in seconds, and the signals of the decode that it comes from.
+
+    `text` begins with a space where its script has them; `window_start` is where its window begins, in seconds.
+    """
+
+    start: float
+    end: float
+    text: str
+    tokens: tuple[int, ...]
+    logprobs: tuple[float, ...]
+    window_start: float
+    temperature: float
+    avg_logprob: float
+    compression_ratio: float
+    no_speech_prob: float
+
+
+@dataclass(frozen=True, slots=True)
 class TextDelta:
     """Text to append to what was sent before."""
 
@@ -38,6 +57,7 @@ class Transcript:
     text: str
     language: str | None
     seconds: float
+    segments: tuple[Segment, ...]
     usage: Usage
 
 

@@ -11,7 +11,7 @@ Implementations: `engine.vllm_engine.VllmEngine`, and `engine.fake.FakeEngine`, 
 """
 
 from collections.abc import AsyncGenerator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from types import TracebackType
 from typing import Literal, Protocol, Self
 
@@ -19,6 +19,7 @@ import numpy as np
 import numpy.typing as npt
 
 from engine.prompts import Task
+from engine.segments import Segment
 
 Phase = Literal["starting", "ready", "draining", "failed"]
 FinishReason = Literal["stop", "length", "repetition"]
@@ -90,6 +91,7 @@ class DecodeRequest:
         task: transcribe, or translate into English.
         previous_text: text that came before this audio (OpenAI's `prompt`); steers style and spelling.
         temperature: 0 decodes greedily; above, tokens are sampled.
+        timestamps: frame the text by times, which gives the outcome's segments.
         deltas: yield text as it comes; else one Delta at the end, which costs less.
         audio_context: encode the whole window (`full`) or only this audio's length (`true`); None is the engine's default.
         priority: lower goes first among the waiting.
@@ -102,6 +104,7 @@ class DecodeRequest:
     task: Task = "transcribe"
     previous_text: str = ""
     temperature: float = 0.0
+    timestamps: bool = False
     deltas: bool = False
     audio_context: AudioContext | None = None
     priority: int = 0
@@ -124,18 +127,38 @@ class Usage:
 
 
 @dataclass(frozen=True, slots=True)
+class Outcome:
+    """How a decode ended, and what its own signals say of it.
+
+    Attributes:
+        finish_reason: stop, the token limit, or a loop.
+        usage: what it cost.
+        avg_logprob: mean log-probability of the tokens, the end included (openai-whisper's `avg_logprob`).
+        no_speech_prob: how likely it was, before the first token, that nobody speaks.
+        segments: with timestamps, the text by times.
+
+    """
+
+    finish_reason: FinishReason
+    usage: Usage
+    avg_logprob: float
+    no_speech_prob: float
+    segments: tuple[Segment, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
 class Delta:
     """New text of a request. The texts of its deltas join to the whole.
 
-    `language` is known from the first Delta on, and None only for an engine that cannot tell. The last Delta, and only
-    the last, has `finish_reason` and `usage`.
+    `tokens` are those of the text, and `logprobs` theirs. `language` is known from the first Delta on, and None only for an
+    engine that cannot tell. The last Delta, and only the last, has an `outcome`.
     """
 
     text: str
     tokens: tuple[int, ...] = ()
+    logprobs: tuple[float, ...] = ()
     language: str | None = None
-    finish_reason: FinishReason | None = None
-    usage: Usage = field(default_factory=Usage)
+    outcome: Outcome | None = None
 
 
 class Engine(Protocol):

@@ -20,10 +20,12 @@ from engine.base import (
     EngineState,
     EngineUnavailableError,
     FinishReason,
+    Outcome,
     Usage,
     check_request,
 )
 from engine.prompts import LANGUAGE_CODES
+from engine.segments import Segment
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,7 +38,9 @@ class Reply:
         first_seconds: time to the first piece (the encoder's work).
         piece_seconds: time between pieces.
         fail_after: lose the request after this many pieces.
+        stall_after: say nothing more after this many pieces, until the request is closed.
         finish_reason: how the decode ends.
+        avg_logprob, no_speech_prob: the decode's own signals.
 
     """
 
@@ -45,7 +49,10 @@ class Reply:
     first_seconds: float = 0.0
     piece_seconds: float = 0.0
     fail_after: int | None = None
+    stall_after: int | None = None
     finish_reason: FinishReason = "stop"
+    avg_logprob: float = -0.2
+    no_speech_prob: float = 0.01
 
 
 def say_length(request: DecodeRequest) -> Reply:
@@ -141,7 +148,7 @@ class FakeEngine:
             await self._take_slot(request.priority)
             try:
                 async for delta in self._say(request, self._script(request)):
-                    finished = delta.finish_reason is not None
+                    finished = delta.outcome is not None
                     yield delta
             finally:
                 self._give_slot()
@@ -152,23 +159,32 @@ class FakeEngine:
 
     async def _say(self, request: DecodeRequest, reply: Reply) -> AsyncGenerator[Delta, None]:
         language = request.language or reply.language
-        usage = Usage(len(request.samples) // 320, 1, len(reply.pieces))
         await self._pause(reply.first_seconds)
         for i, piece in enumerate(reply.pieces):
             if i == reply.fail_after:
                 raise EngineFailedError("the script lost this request")
+            if i == reply.stall_after:
+                await self._pause(None)
             if i:
                 await self._pause(reply.piece_seconds)
             if request.deltas:
-                yield Delta(piece, (i,), language)
+                yield Delta(piece, (i,), (reply.avg_logprob,), language)
         if reply.fail_after is not None and reply.fail_after >= len(reply.pieces):
             raise EngineFailedError("the script lost this request")
-        text = "" if request.deltas else "".join(reply.pieces)
-        tokens = () if request.deltas else tuple(range(len(reply.pieces)))
-        yield Delta(text, tokens, language, reply.finish_reason, usage)
+        text, count = "".join(reply.pieces), len(reply.pieces)
+        tokens, logprobs = tuple(range(count)), (reply.avg_logprob,) * count
+        segment = Segment(0.0, len(request.samples) / self._limits.sample_rate, text, tokens, logprobs)
+        outcome = Outcome(
+            reply.finish_reason,
+            Usage(len(request.samples) // 320, 1, count),
+            reply.avg_logprob,
+            reply.no_speech_prob,
+            (segment,) if request.timestamps and count else (),
+        )
+        yield Delta("", (), (), language, outcome) if request.deltas else Delta(text, tokens, logprobs, language, outcome)
 
-    async def _pause(self, seconds: float) -> None:
-        """Sleep, unless the engine dies meanwhile."""
+    async def _pause(self, seconds: float | None) -> None:
+        """Sleep, for ever if need be, unless the engine dies meanwhile."""
         try:
             async with asyncio.timeout(seconds):
                 await self._dead.wait()

@@ -125,14 +125,23 @@ class DecoderPrompt:
 
 
 def decoder_prompt(
-    layout: TokenLayout, *, language: str | None, task: Task = "transcribe", previous: Sequence[int] = ()
+    layout: TokenLayout,
+    *,
+    language: str | None,
+    task: Task = "transcribe",
+    timestamps: bool = False,
+    previous: Sequence[int] = (),
 ) -> DecoderPrompt:
-    """Build the decoder's prompt as openai-whisper does (`DecodingTask._get_initial_tokens`), without timestamps.
+    """Build the decoder's prompt as openai-whisper does (`DecodingTask._get_initial_tokens`).
+
+    The prompt ends at the start token, and what follows it is forced: there the first step tells how likely it is that nobody
+    speaks, and which language is spoken.
 
     Args:
         layout: the vocabulary's special tokens.
         language: a code of `layout.languages`; None lets a multilingual model choose in its first step, so that
             detection costs no second encode. An English-only model has no language token.
+        timestamps: whether the text is to be framed by timestamps.
         task: what the text is to be; an English-only model only transcribes.
         previous: tokens of the text before this audio; the last 223 are kept.
 
@@ -141,11 +150,10 @@ def decoder_prompt(
 
     """
     history = (layout.start_of_previous, *previous[-MAX_PROMPT_TOKENS:]) if previous else ()
-    start = (*history, layout.start_of_transcript)
-    if not layout.multilingual:
-        return DecoderPrompt((*start, layout.no_timestamps))
-    task_token = layout.translate if task == "translate" else layout.transcribe
-    if language is None:
-        choices = tuple(layout.languages.values())
-        return DecoderPrompt(start, forced=(choices, (task_token,), (layout.no_timestamps,)))
-    return DecoderPrompt((*start, layout.languages[language], task_token, layout.no_timestamps))
+    forced: list[tuple[int, ...]] = []
+    if layout.multilingual:
+        forced.append(tuple(layout.languages.values()) if language is None else (layout.languages[language],))
+        forced.append((layout.translate if task == "translate" else layout.transcribe,))
+    if not timestamps:
+        forced.append((layout.no_timestamps,))
+    return DecoderPrompt((*history, layout.start_of_transcript), tuple(forced))

@@ -11,13 +11,15 @@ Any exception in vLLM's worker kills the engine for everyone, so every request i
 import asyncio
 import contextlib
 import logging
+import math
 import multiprocessing
 import os
+import re
 import threading
 import time
 import uuid
 from collections.abc import AsyncGenerator, AsyncIterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self, cast
@@ -36,11 +38,13 @@ from engine.base import (
     EngineState,
     EngineUnavailableError,
     FinishReason,
+    Outcome,
     Usage,
     check_request,
 )
 from engine.checkpoints import Checkpoint, CheckpointError, resolve
 from engine.prompts import DecoderPrompt, TokenLayout, decoder_prompt
+from engine.segments import Segment, split_segments
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
@@ -59,6 +63,9 @@ POSITION_STEP = 25
 # A loop of up to 28 tokens that comes 8 times ends the decode; people do say one word five times.
 LOOP_MAX_TOKENS = 28
 LOOP_COUNT = 8
+
+# Timestamps are special tokens only in the tokenizers that we convert; others leave them in the text.
+_TIMESTAMP = re.compile(r"<\|\d+\.\d\d\|>")
 
 KV_BLOCK = 128  # vLLM's block on a CPU, in tokens
 
@@ -232,8 +239,8 @@ class VllmEngine:
         finished = False
         try:
             async with contextlib.aclosing(outputs):
-                async for delta in _deltas(outputs, prepared, model.layout):
-                    finished = delta.finish_reason is not None
+                async for delta in _deltas(outputs, prepared, model):
+                    finished = delta.outcome is not None
                     yield delta
         except (EngineDeadError, EngineGenerateError) as error:
             raise EngineFailedError("the engine died while it decoded this request") from error
@@ -243,26 +250,76 @@ class VllmEngine:
                 await llm.abort(request.id)
 
 
-async def _deltas(outputs: AsyncIterator[Any], prepared: "_Prepared", layout: TokenLayout) -> AsyncIterator[Delta]:
-    """Turn vLLM's outputs into deltas: the forced tokens become the language, the text's own tokens remain."""
-    language, to_skip, text_tokens = prepared.language, len(prepared.prompt.forced), 0
+async def _deltas(outputs: AsyncIterator[Any], prepared: "_Prepared", model: "_LoadedModel") -> AsyncIterator[Delta]:
+    """Turn vLLM's outputs into deltas."""
+    reading = _Reading(prepared, model)
     async for output in outputs:
         completion = output.outputs[0]
-        new = list(completion.token_ids)
-        forced, new = new[:to_skip], new[to_skip:]
-        to_skip -= len(forced)
-        if language is None and forced:
-            language = layout.language_of(forced[0])
-        tokens = tuple(token for token in new if token < layout.end_of_text)
-        text_tokens += len(tokens)
-        if not output.finished:
-            if completion.text or tokens or forced:
-                yield Delta(completion.text, tokens, language)
-            continue
-        if completion.finish_reason not in ("stop", "length", "repetition"):
-            raise EngineFailedError(f"the engine ended the request with {completion.finish_reason!r}")
-        usage = Usage(prepared.positions, len(prepared.prompt.token_ids), text_tokens)
-        yield Delta(completion.text, tokens, language, cast(FinishReason, completion.finish_reason), usage)
+        delta = reading.take(completion)
+        if output.finished:
+            yield replace(delta, outcome=reading.outcome(completion.finish_reason))
+        elif delta.text or delta.tokens or delta.language != reading.told_language:
+            reading.told_language = delta.language
+            yield delta
+
+
+class _Reading:
+    """Reads a request's tokens as they come: forced ones become the language, timestamps the segments, the rest is text."""
+
+    def __init__(self, prepared: "_Prepared", model: "_LoadedModel") -> None:
+        self._prepared, self._model = prepared, model
+        self._language = prepared.language
+        self._steps = 0
+        self._tokens: list[int] = []  # text and timestamps
+        self._logprobs: list[float] = []
+        self._total_logprob = 0.0
+        self._no_speech_prob = 0.0
+        self.told_language: str | None = None
+
+    def take(self, completion: Any) -> Delta:
+        """Read what one output of vLLM adds."""
+        layout, forced = self._model.layout, len(self._prepared.prompt.forced)
+        text: list[tuple[int, float]] = []
+        for token, known in zip(completion.token_ids, completion.logprobs, strict=True):
+            if self._steps == 0:
+                self._no_speech_prob = math.exp(known[layout.no_speech].logprob)
+                self._language = self._language or layout.language_of(token)
+            self._steps += 1
+            if self._steps <= forced:
+                continue
+            logprob = known[token].logprob
+            self._total_logprob += logprob
+            if token != layout.end_of_text:
+                self._tokens.append(token)
+                self._logprobs.append(logprob)
+                if token < layout.end_of_text:
+                    text.append((token, logprob))
+        tokens, logprobs = zip(*text, strict=True) if text else ((), ())
+        return Delta(_TIMESTAMP.sub("", completion.text), tokens, logprobs, self._language)
+
+    def outcome(self, finish_reason: str | None) -> Outcome:
+        """Sum up, once vLLM has ended the request."""
+        if finish_reason not in ("stop", "length", "repetition"):
+            raise EngineFailedError(f"the engine ended the request with {finish_reason!r}")
+        prepared, layout = self._prepared, self._model.layout
+        decoded = self._steps - len(prepared.prompt.forced)
+        segments: tuple[Segment, ...] = ()
+        if prepared.timestamps:
+            segments = split_segments(
+                self._tokens,
+                self._logprobs,
+                layout=layout,
+                seconds=prepared.seconds,
+                detokenize=lambda tokens: self._model.tokenizer.decode(list(tokens)),
+            )
+        text_tokens = sum(token < layout.end_of_text for token in self._tokens)
+        return Outcome(
+            finish_reason=cast(FinishReason, finish_reason),
+            usage=Usage(prepared.positions, len(prepared.prompt.token_ids), text_tokens),
+            avg_logprob=self._total_logprob / max(decoded, 1),
+            no_speech_prob=self._no_speech_prob,
+            segments=segments,
+        )
 
 
 def encoder_positions(samples: int, audio_context: AudioContext) -> int:
@@ -281,7 +338,9 @@ class _Prepared:
     sampling: "SamplingParams"
     prompt: DecoderPrompt
     positions: int
+    seconds: float
     language: str | None
+    timestamps: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -339,7 +398,11 @@ class _LoadedModel:
         mel = log_mel(request.samples, n_mels=self.checkpoint.n_mels, positions=positions)
         language = request.language if self.layout.multilingual else "en"
         prompt = decoder_prompt(
-            self.layout, language=language, task=request.task, previous=self._previous_tokens(request.previous_text)
+            self.layout,
+            language=language,
+            task=request.task,
+            timestamps=request.timestamps,
+            previous=self._previous_tokens(request.previous_text),
         )
         items = MultiModalKwargsItems.from_hf_inputs(
             {"input_features": mel[None]}, {"input_features": MultiModalFieldConfig.batched("audio")}
@@ -355,7 +418,15 @@ class _LoadedModel:
             ),
             "arrival_time": time.time(),
         }
-        return _Prepared(inputs, self._sampling(request, prompt), prompt, positions, language)
+        return _Prepared(
+            inputs=inputs,
+            sampling=self._sampling(request, prompt),
+            prompt=prompt,
+            positions=positions,
+            seconds=len(request.samples) / self.limits.sample_rate,
+            language=language,
+            timestamps=request.timestamps,
+        )
 
     def _previous_tokens(self, text: str) -> list[int]:
         """Encode text as openai-whisper does. Special tokens that a user may have written out are left away."""
@@ -369,7 +440,7 @@ class _LoadedModel:
         from vllm import SamplingParams
         from vllm.sampling_params import RepetitionDetectionParams, RequestOutputKind
 
-        from engine.vllm_plugin import FORCED
+        from engine.vllm_plugin import RULES
 
         return SamplingParams(
             temperature=request.temperature,
@@ -378,7 +449,9 @@ class _LoadedModel:
             repetition_detection=RepetitionDetectionParams(
                 max_pattern_size=LOOP_MAX_TOKENS, min_pattern_size=1, min_count=LOOP_COUNT
             ),
-            extra_args={FORCED: [list(step) for step in prompt.forced]} if prompt.forced else None,
+            # One form of log-probabilities for all requests: in vLLM 0.32 one request's choice changes its whole batch.
+            logprob_token_ids=[self.layout.no_speech],
+            extra_args={RULES: {"forced": [list(step) for step in prompt.forced], "timestamps": request.timestamps}},
         )
 
 
@@ -392,7 +465,6 @@ def _set_environment(options: VllmOptions) -> None:
         "VLLM_ENABLE_V1_MULTIPROCESSING": "0",  # engine core and worker share a process: one import of vLLM less
         "VLLM_CPU_OMP_THREADS_BIND": "nobind",
         "OMP_NUM_THREADS": threads,
-        "VLLM_USE_V2_MODEL_RUNNER": "0",  # our rule for the first tokens speaks the V1 runner's interface
         "VLLM_NO_USAGE_STATS": "1",
         "VLLM_LOGGING_LEVEL": "ERROR",
         "PYTHONWARNINGS": "ignore::FutureWarning",
@@ -442,12 +514,13 @@ def _build_llm(model: _LoadedModel) -> "AsyncLLM":
     from engine.vllm_plugin import ARCHITECTURE
 
     options = model.options
+    rules = "WhisperRulesV1" if model.on_cpu else "WhisperRulesV2"
     encoders = options.encoders_per_step or (2 if model.on_cpu else 16)
     return AsyncLLM.from_engine_args(
         AsyncEngineArgs(
             model=str(model.checkpoint.path),
             hf_overrides={"architectures": [ARCHITECTURE]},
-            logits_processors=["engine.vllm_plugin:ForcedTokens"],
+            logits_processors=[f"engine.vllm_plugin:{rules}"],
             dtype=model.dtype,
             max_model_len=448,
             max_num_seqs=options.concurrency,

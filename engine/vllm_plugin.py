@@ -1,10 +1,12 @@
-"""What Steno adds inside vLLM's engine process: a Whisper that takes audio of any length, and a rule for the first tokens.
+"""What Steno adds inside vLLM's engine process: a Whisper that takes audio of any length, and Whisper's decoding rules.
 
 vLLM finds `register` through the `vllm.general_plugins` entry point, in every process of its own. The model class is
 registered as a class: a "module:Class" string makes vLLM start one more process, only to inspect it.
 """
 
+import json
 from collections import defaultdict
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -12,12 +14,17 @@ from vllm import ModelRegistry, SamplingParams
 from vllm.model_executor.models.whisper import WhisperForConditionalGeneration
 from vllm.v1.sample.logits_processor import BatchUpdate, LogitsProcessor
 from vllm.v1.sample.logits_processor.builtin import process_dict_updates
+from vllm.v1.worker.gpu.sample.logits_processor import LogitsProcessor as LogitsProcessorV2
+
+from engine.decoding_rules import RequestRules, VocabularyRules, restrict
+from engine.prompts import TokenLayout
 
 if TYPE_CHECKING:
     from vllm.config import VllmConfig
+    from vllm.v1.worker.gpu.sample.logits_processor import LogitsContext, LogitsProcRequestState
 
 ARCHITECTURE = "StenoWhisperForConditionalGeneration"
-FORCED = "steno_forced"  # key of SamplingParams.extra_args: a list of allowed token ids for each of the first steps
+RULES = "steno_rules"  # key of SamplingParams.extra_args: the arguments of RequestRules
 
 
 class StenoWhisper(WhisperForConditionalGeneration):  # type: ignore[misc]
@@ -41,46 +48,87 @@ class StenoWhisper(WhisperForConditionalGeneration):  # type: ignore[misc]
         return tuple(encoded)
 
 
-class ForcedTokens(LogitsProcessor):  # type: ignore[misc]
-    """Allows, in each of a request's first steps, only the tokens that its rules name.
-
-    So a multilingual model chooses its language token in the same pass that decodes the text, and detection costs no second
-    encode. This is the interface of vLLM's V1 model runner.
-    """
+class WhisperRulesV1(LogitsProcessor):  # type: ignore[misc]
+    """`engine.decoding_rules` for vLLM's V1 model runner, which serves CPUs."""
 
     def __init__(self, vllm_config: "VllmConfig", device: torch.device, is_pin_memory: bool) -> None:
-        self._device = device
-        # Batch index -> the allowed ids of each step, and the request's output ids, a list that the runner extends.
-        self._requests: dict[int, tuple[list[list[int]], list[int]]] = {}
+        self._vocabulary = _vocabulary_rules(vllm_config, device)
+        # Batch index -> the request's rules, and its output ids: a list that the runner extends.
+        self._requests: dict[int, tuple[RequestRules, list[int]]] = {}
 
     @classmethod
     def validate_params(cls, sampling_params: SamplingParams) -> None:
         """Accept any parameters: the engine builds them itself."""
 
     def is_argmax_invariant(self) -> bool:
-        """Say no: a forced token is seldom the likeliest."""
+        """Say no: what the rules leave is seldom the likeliest."""
         return False
 
     def update_state(self, batch_update: BatchUpdate | None) -> None:
         """Follow the requests as they join, leave and move within the batch."""
-        process_dict_updates(self._requests, batch_update, _rules_of)
-        done = [i for i, (forced, output) in self._requests.items() if len(output) >= len(forced)]
-        for i in done:
-            del self._requests[i]
+        process_dict_updates(self._requests, batch_update, lambda params, _, output: _rules_and_output(params, output))
 
     def apply(self, logits: torch.Tensor) -> torch.Tensor:
-        """Mask the rows of requests that are still within their rules; logits is (batch, vocabulary)."""
-        for i, (forced, output) in self._requests.items():
-            allowed = torch.tensor(forced[len(output)], device=self._device)
-            kept = logits[i, allowed]
-            logits[i] = -torch.inf
-            logits[i, allowed] = kept
+        """Restrict the rows of requests that have rules; logits is (batch, vocabulary)."""
+        for i, (rules, output) in self._requests.items():
+            restrict(logits[i], output, rules, self._vocabulary)
         return logits
 
 
-def _rules_of(params: SamplingParams, _prompt: list[int] | None, output: list[int]) -> tuple[list[list[int]], list[int]] | None:
-    forced = (params.extra_args or {}).get(FORCED)
-    return (forced, output) if forced else None
+class WhisperRulesV2(LogitsProcessorV2):  # type: ignore[misc]
+    """`engine.decoding_rules` for vLLM's V2 model runner, which serves CUDA. Not run so far: it wants a GPU."""
+
+    def __init__(self, vllm_config: "VllmConfig", req_states: "LogitsProcRequestState") -> None:
+        self._vocabulary = _vocabulary_rules(vllm_config, req_states.device)
+        self._states = req_states
+        self._requests: dict[int, RequestRules] = {}  # by slot
+
+    def add_request(self, req_idx: int, sampling_params: SamplingParams) -> bool:
+        """Remember the rules of the request that takes this slot."""
+        self._requests.pop(req_idx, None)
+        rules = _rules_of(sampling_params)
+        if rules is not None:
+            self._requests[req_idx] = rules
+        return rules is not None
+
+    def apply(self, logits: torch.Tensor, ctx: "LogitsContext") -> torch.Tensor:
+        """Restrict the rows of requests that have rules; logits is (rows, vocabulary), one row a request."""
+        for i, slot in enumerate(ctx.idx_mapping_np.tolist()):
+            if slot in self._requests:
+                begin, end = int(self._states.prompt_len.np[slot]), int(ctx.seq_lens_upper_bound_np[i])
+                output = self._states.all_token_ids.gpu[slot, begin:end].tolist()
+                restrict(logits[i], output, self._requests[slot], self._vocabulary)
+        return logits
+
+
+def _rules_of(params: SamplingParams) -> RequestRules | None:
+    rules = (params.extra_args or {}).get(RULES)
+    return RequestRules(tuple(tuple(step) for step in rules["forced"]), rules["timestamps"]) if rules else None
+
+
+def _rules_and_output(params: SamplingParams, output: list[int]) -> tuple[RequestRules, list[int]] | None:
+    rules = _rules_of(params)
+    return (rules, output) if rules else None
+
+
+def _vocabulary_rules(vllm_config: "VllmConfig", device: torch.device) -> VocabularyRules:
+    """Read which tokens the checkpoint wants suppressed, and add the special ones that are never text."""
+    layout = TokenLayout.of_vocabulary(vllm_config.model_config.hf_config.vocab_size)
+    path = Path(vllm_config.model_config.model) / "generation_config.json"
+    config = json.loads(path.read_text()) if path.is_file() else {}
+    specials = (
+        layout.start_of_transcript,
+        *layout.languages.values(),
+        layout.translate,
+        layout.transcribe,
+        layout.start_of_lm,
+        layout.start_of_previous,
+        layout.no_speech,
+        layout.no_timestamps,
+    )
+    suppressed = sorted({*(config.get("suppress_tokens") or ()), *specials})
+    at_start = sorted({*(config.get("begin_suppress_tokens") or ()), layout.end_of_text})
+    return VocabularyRules(layout, torch.tensor(suppressed, device=device), torch.tensor(at_start, device=device))
 
 
 def register() -> None:

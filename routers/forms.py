@@ -1,59 +1,117 @@
 """The multipart form of a transcription: read within bounds, checked field by field.
 
-SDKs differ in how they write a form. A name may come as `x` or `x[]`; an empty value or "null" counts as absent. Unknown
-fields are ignored.
+SDKs differ in how they write a form. A name may come as `x`, `x[]` or `x[0]`; an empty value or "null" counts as absent.
+Unknown fields are ignored.
 """
 
-from collections.abc import AsyncGenerator, AsyncIterator
-from contextlib import asynccontextmanager
-from typing import Annotated, Any, BinaryIO, Literal
+import re
+from collections.abc import AsyncGenerator
+from typing import Annotated, Any, BinaryIO, Literal, TypeVar
 
 from fastapi import Request
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 from starlette.datastructures import FormData, UploadFile
 from starlette.formparsers import MultiPartException, MultiPartParser
 
 from app.errors import InvalidInputError, UnsupportedValueError, UploadTooLargeError
+from app.languages import code_of
 
 FORM_OVERHEAD_BYTES = 256 * 1024  # what a form may hold beside the file
-RESPONSE_FORMATS = ("json", "text")
-KNOWN_RESPONSE_FORMATS = (*RESPONSE_FORMATS, "srt", "verbose_json", "vtt", "diarized_json")
+RESPONSE_FORMATS = ("json", "text", "srt", "verbose_json", "vtt")
+_LIST_FIELDS = {"timestamp_granularities", "include"}
+_BRACKETS = re.compile(r"\[\d*\]$")
 
 
-class TranscriptionForm(BaseModel):
-    """The fields of POST /v1/audio/transcriptions, beside the file."""
+class TranslationForm(BaseModel):
+    """The fields of POST /v1/audio/translations, beside the file."""
 
     model_config = ConfigDict(extra="ignore", frozen=True)
 
     model: str = Field(description="A name that GET /v1/models lists.")
-    language: str | None = Field(None, description="ISO-639-1 code of the speech; detected when absent.")
     prompt: str = Field("", description="Text before the audio; steers style and spelling.")
     temperature: Annotated[float, Field(ge=0, le=1, description="0 decodes greedily; above, tokens are sampled.")] = 0.0
-    response_format: Literal["json", "text"] = Field("json", description="Shape of the response.")
-    stream: bool = Field(False, description="Send text as server-sent events while it is decoded.")
+    response_format: Literal["json", "text", "srt", "verbose_json", "vtt"] = Field("json", description="Shape of the response.")
 
-    @field_validator("language")
-    @classmethod
-    def _normalise_language(cls, value: str | None) -> str | None:
-        """Reduce en-US, EN or en_GB to en."""
-        return value.strip().lower().replace("_", "-").split("-")[0] if value else None
+    @property
+    def spoken_language(self) -> str | None:
+        """What the client says that is spoken."""
+        return None
+
+    @property
+    def streams(self) -> bool:
+        """Whether the client wants events."""
+        return False
 
     @field_validator("response_format", mode="before")
     @classmethod
     def _refuse_formats(cls, value: object) -> object:
         if value not in RESPONSE_FORMATS:
-            known = value in KNOWN_RESPONSE_FORMATS
-            reason = "is not served here" if known else "is unknown"
+            reason = "needs a model that tells speakers apart" if value == "diarized_json" else "is unknown"
             raise UnsupportedValueError(
-                f"response_format {value!r} {reason}. Use {' or '.join(map(repr, RESPONSE_FORMATS))} instead.",
+                f"response_format {value!r} {reason}. Use one of {', '.join(map(repr, RESPONSE_FORMATS))} instead.",
                 param="response_format",
             )
         return value
 
 
-@asynccontextmanager
-async def read_form(request: Request, *, max_file_bytes: int) -> AsyncIterator[tuple[BinaryIO, TranscriptionForm]]:
-    """Read the form; the file lies on disk when it is large, and is gone on leaving.
+class TranscriptionForm(TranslationForm):
+    """The fields of POST /v1/audio/transcriptions, beside the file."""
+
+    language: str | None = Field(None, description="Code or English name of the spoken language; detected when absent.")
+    stream: bool = Field(False, description="Send text as server-sent events while it is decoded.")
+    timestamp_granularities: list[Literal["word", "segment"]] = Field(
+        ["segment"], description="`segment`; `word` is not served so far. Needs verbose_json."
+    )
+    include: list[str] = Field([], description="`logprobs` is not served so far.")
+
+    @property
+    def spoken_language(self) -> str | None:
+        """What the client says that is spoken."""
+        return self.language
+
+    @property
+    def streams(self) -> bool:
+        """Whether the client wants events."""
+        return self.stream
+
+    @field_validator("language")
+    @classmethod
+    def _normalise_language(cls, value: str | None) -> str | None:
+        code = code_of(value) if value else None
+        return None if code == "auto" else code
+
+    @model_validator(mode="after")
+    def _refuse_what_is_not_served(self) -> "TranscriptionForm":
+        if "timestamp_granularities" in self.model_fields_set:
+            if self.response_format != "verbose_json":
+                raise InvalidInputError(
+                    "timestamp_granularities[] needs response_format 'verbose_json'.",
+                    param="timestamp_granularities",
+                    code="invalid_value",
+                )
+            if "word" in self.timestamp_granularities:
+                raise UnsupportedValueError(
+                    "timestamp_granularities[] 'word' is not served here. Use 'segment' instead.",
+                    param="timestamp_granularities",
+                )
+        if self.include:
+            raise UnsupportedValueError(f"include[] {self.include[0]!r} is not served here.", param="include")
+        return self
+
+
+F = TypeVar("F", bound=TranslationForm)
+
+
+def request_schema(kind: type[TranslationForm]) -> dict[str, Any]:
+    """Describe the form for the OpenAPI document."""
+    schema = kind.model_json_schema()
+    schema["properties"]["file"] = {"type": "string", "format": "binary", "description": "The audio, in any format."}
+    schema["required"] = ["file", *schema["required"]]
+    return {"requestBody": {"required": True, "content": {"multipart/form-data": {"schema": schema}}}}
+
+
+async def read_form(request: Request, kind: type[F], *, max_file_bytes: int) -> tuple[BinaryIO, F]:
+    """Read the form. The file lies on disk when it is large; closing it removes it.
 
     Raises:
         UploadTooLargeError: as soon as the size is known, from the header or while reading.
@@ -76,9 +134,10 @@ async def read_form(request: Request, *, max_file_bytes: int) -> AsyncIterator[t
         file, fields = _split(form)
         if file.size is not None and file.size > max_file_bytes:
             raise UploadTooLargeError(max_file_bytes, file.size)
-        yield file.file, _checked(fields)
-    finally:
+        return file.file, _checked(kind, fields)
+    except BaseException:
         await form.close()
+        raise
 
 
 async def _bounded(request: Request, limit: int, max_file_bytes: int) -> AsyncGenerator[bytes, None]:
@@ -94,10 +153,14 @@ def _split(form: FormData) -> tuple[UploadFile, dict[str, Any]]:
     fields: dict[str, Any] = {}
     file = None
     for name, value in form.multi_items():
-        plain = name.removesuffix("[]")
+        plain = _BRACKETS.sub("", name)
         if isinstance(value, UploadFile):
             file = value if plain == "file" else file
-        elif plain != "file" and value.strip() not in ("", "null"):
+        elif plain == "file" or value.strip() in ("", "null"):
+            continue
+        elif plain in _LIST_FIELDS:
+            fields.setdefault(plain, []).append(value)
+        else:
             fields[plain] = value
     if file is None:
         raise InvalidInputError(
@@ -106,9 +169,9 @@ def _split(form: FormData) -> tuple[UploadFile, dict[str, Any]]:
     return file, fields
 
 
-def _checked(fields: dict[str, Any]) -> TranscriptionForm:
+def _checked(kind: type[F], fields: dict[str, Any]) -> F:
     try:
-        return TranscriptionForm.model_validate(fields)
+        return kind.model_validate(fields)
     except ValidationError as error:
         first = error.errors()[0]
         param = str(first["loc"][0])

@@ -1,46 +1,51 @@
-"""POST /v1/audio/transcriptions: OpenAI's request, response and events."""
+"""POST /v1/audio/transcriptions and /v1/audio/translations: OpenAI's requests, responses and events."""
 
 from collections.abc import AsyncGenerator
 from contextlib import ExitStack, aclosing
 from typing import Any
 
 from fastapi import APIRouter, Request
-from fastapi.responses import JSONResponse, PlainTextResponse, Response
+from fastapi.responses import Response
 
+from app.services import Services
 from app.transcript import Options, TextDelta, Transcript
-from engine.base import Usage
+from engine.prompts import Task
+from routers import formats
 from routers.clients import unless_client_leaves
 from routers.dependencies import ReadyServices, RequestId
-from routers.forms import TranscriptionForm, read_form
+from routers.forms import TranscriptionForm, TranslationForm, read_form, request_schema
 from routers.sse import event_stream
 
 router = APIRouter(prefix="/v1/audio", tags=["audio"])
 
 
-def _request_schema() -> dict[str, Any]:
-    schema = TranscriptionForm.model_json_schema()
-    schema["properties"]["file"] = {"type": "string", "format": "binary", "description": "The audio, in any format."}
-    schema["required"] = ["file", *schema["required"]]
-    return {"requestBody": {"required": True, "content": {"multipart/form-data": {"schema": schema}}}}
-
-
-@router.post("/transcriptions", response_model=None, openapi_extra=_request_schema())
+@router.post("/transcriptions", response_model=None, openapi_extra=request_schema(TranscriptionForm))
 async def create_transcription(request: Request, services: ReadyServices, request_id: RequestId) -> Response:
-    """Transcribe an audio file: as JSON, as plain text, or with `stream` as server-sent events."""
+    """Transcribe an audio file in the language that is spoken."""
+    return await _answer(request, services, request_id, TranscriptionForm, "transcribe")
+
+
+@router.post("/translations", response_model=None, openapi_extra=request_schema(TranslationForm))
+async def create_translation(request: Request, services: ReadyServices, request_id: RequestId) -> Response:
+    """Transcribe an audio file into English, whatever is spoken."""
+    return await _answer(request, services, request_id, TranslationForm, "translate")
+
+
+async def _answer(request: Request, services: Services, request_id: str, kind: type[TranslationForm], task: Task) -> Response:
     with ExitStack() as holding:
         permit = holding.enter_context(services.admission.admit())
-        async with read_form(request, max_file_bytes=services.settings.max_upload_mb << 20) as (file, form):
-            services.model(form.model)
-            options = Options(language=form.language, prompt=form.prompt, temperature=form.temperature)
-            services.transcriber.check(options)
-            audio = await unless_client_leaves(request, services.transcriber.open(permit, file))
-        run = services.transcriber.run(permit, audio, options, request_id=request_id, deltas=form.stream)
-        if form.stream:
-            return event_stream(_events(run), holding=holding.pop_all())
+        file, form = await read_form(request, kind, max_file_bytes=services.settings.max_upload_mb << 20)
+        holding.callback(file.close)
+        services.model(form.model)
+        options = Options(form.spoken_language, form.prompt, form.temperature, task)
+        services.transcriber.check(options)
+        speech = await unless_client_leaves(request, services.transcriber.open(permit, file))
+        holding.callback(speech.close)
+        run = services.transcriber.run(permit, speech, options, request_id=request_id, stream=form.streams)
+        if form.streams:
+            return event_stream(_events(run, form.response_format, options), holding=holding.pop_all())
         transcript = await unless_client_leaves(request, _last(run))
-    if form.response_format == "text":
-        return PlainTextResponse(transcript.text + "\n")
-    return JSONResponse({"text": transcript.text, "usage": _usage(transcript.usage)})
+    return formats.respond(transcript, form.response_format, options)
 
 
 async def _last(run: AsyncGenerator[TextDelta | Transcript, None]) -> Transcript:
@@ -51,20 +56,12 @@ async def _last(run: AsyncGenerator[TextDelta | Transcript, None]) -> Transcript
     raise AssertionError("a transcription ends with its transcript")
 
 
-async def _events(run: AsyncGenerator[TextDelta | Transcript, None]) -> AsyncGenerator[dict[str, Any], None]:
+async def _events(
+    run: AsyncGenerator[TextDelta | Transcript, None], response_format: str, options: Options
+) -> AsyncGenerator[dict[str, Any], None]:
     async with aclosing(run):
         async for item in run:
             if isinstance(item, TextDelta):
                 yield {"type": "transcript.text.delta", "delta": item.text}
             else:
-                yield {"type": "transcript.text.done", "text": item.text, "usage": _usage(item.usage)}
-
-
-def _usage(usage: Usage) -> dict[str, Any]:
-    return {
-        "type": "tokens",
-        "input_tokens": usage.audio_tokens + usage.prompt_tokens,
-        "input_token_details": {"text_tokens": usage.prompt_tokens, "audio_tokens": usage.audio_tokens},
-        "output_tokens": usage.output_tokens,
-        "total_tokens": usage.audio_tokens + usage.prompt_tokens + usage.output_tokens,
-    }
+                yield formats.event(item, response_format, options)

@@ -17,8 +17,7 @@ import pytest
 os.environ.update(HF_HUB_OFFLINE="1", VLLM_NO_USAGE_STATS="1")
 
 from app.settings import Settings
-from engine.fake import FakeEngine
-from tests.gateway import Gateway, running_gateway, wait_until
+from tests.gateway import Gateway, running_gateway
 
 START_SECONDS = 40 * 60  # an engine has been seen to take 15 minutes on a busy machine
 OUT_OF_BUDGET = "not run: the budget of the real tests is used up"
@@ -75,14 +74,6 @@ def no_blocking_calls(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 
 # --- gateways -------------------------------------------------------------------------------------------------------
-
-
-@pytest.fixture(scope="module")
-def fake_gateway() -> Iterator[Gateway]:
-    """A gateway on the scripted engine, shared by a module's tests."""
-    with running_gateway(FakeEngine) as gateway:
-        wait_until(lambda: gateway.engine.state.phase == "ready")
-        yield gateway
 
 
 class _RealGateway:

@@ -6,14 +6,34 @@ import re
 import wave
 from dataclasses import dataclass
 from pathlib import Path
+from typing import BinaryIO
 
 import numpy as np
 import pytest
 
-from app.audio.decode import Audio, decode
+from app.audio.decode import AudioReader
 
 RATE = 16_000
 SHARED = Path(__file__).resolve().parents[2] / "shared" / "audio"
+
+
+@dataclass(frozen=True)
+class Audio:
+    samples: np.ndarray
+    rate: int
+
+    @property
+    def seconds(self) -> float:
+        return len(self.samples) / self.rate
+
+
+def decode(data: bytes | BinaryIO, *, rate: int = RATE, max_seconds: float = 3600.0) -> Audio:
+    """Read a whole file."""
+    reader = AudioReader(io.BytesIO(data) if isinstance(data, bytes) else data, rate=rate, max_seconds=max_seconds)
+    pieces = []
+    while len(piece := reader.read(10 * rate)):
+        pieces.append(piece)
+    return Audio(np.concatenate(pieces), rate)
 
 
 @dataclass(frozen=True)
@@ -23,7 +43,7 @@ class Clip:
 
     @property
     def audio(self) -> Audio:
-        return decode(self.path.read_bytes(), rate=RATE, max_seconds=3600)
+        return decode(self.path.read_bytes())
 
 
 def _packaged(name: str, words: str) -> Clip:

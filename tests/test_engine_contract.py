@@ -85,10 +85,10 @@ async def _idle(engine: Engine) -> None:
 def test_final_only_is_one_delta_with_the_words_spoken(bench: Bench):
     (final,) = bench.run(_collect, bench.engine, bench.request())
     assert speech.words(final.text)[1:] == SPOKEN.split()
-    assert final.finish_reason == "stop"
-    assert len(final.tokens) == final.usage.output_tokens > 0
-    assert final.usage.audio_tokens >= 498  # of 20 ms each: the clip has 9.97 s
-    assert final.usage.prompt_tokens >= 1
+    assert final.outcome.finish_reason == "stop"
+    assert len(final.tokens) == final.outcome.usage.output_tokens > 0
+    assert final.outcome.usage.audio_tokens >= 498  # of 20 ms each: the clip has 9.97 s
+    assert final.outcome.usage.prompt_tokens >= 1
 
 
 def test_deltas_join_to_the_final_text_and_only_the_last_is_final(bench: Bench):
@@ -96,9 +96,9 @@ def test_deltas_join_to_the_final_text_and_only_the_last_is_final(bench: Bench):
     (final,) = bench.run(_collect, bench.engine, bench.request())
     assert _text(deltas) == final.text
     assert len(deltas) > 3
-    assert [delta.finish_reason for delta in deltas[:-1]] == [None] * (len(deltas) - 1)
-    assert deltas[-1].finish_reason == "stop"
-    assert deltas[-1].usage == final.usage
+    assert [delta.outcome for delta in deltas[:-1]] == [None] * (len(deltas) - 1)
+    assert deltas[-1].outcome.finish_reason == "stop"
+    assert deltas[-1].outcome == final.outcome
     assert tuple(token for delta in deltas for token in delta.tokens) == final.tokens
 
 
@@ -123,7 +123,7 @@ def test_requests_of_mixed_lengths_decode_side_by_side_and_leave_nothing_behind(
     results = bench.run(scenario)
     for i in (1, 3, 5):
         assert speech.words(_text(results[i]))[1:] == SPOKEN.split()
-    assert all(result[-1].finish_reason for result in results)
+    assert all(result[-1].outcome for result in results)
 
 
 def test_one_request_may_name_another_audio_context_than_the_next(bench: Bench):
@@ -199,7 +199,7 @@ def test_a_bad_request_is_refused_by_field_and_the_engine_lives_on(bench: Bench,
 @pytest.mark.parametrize("samples", [GOOD[:1], np.zeros(480_000, dtype=np.float32), np.ones(16_000, np.float32)])
 def test_the_edges_of_what_is_allowed_do_not_harm_the_engine(bench: Bench, samples: np.ndarray):
     deltas = bench.run(_collect, bench.engine, bench.request(samples=samples))
-    assert deltas[-1].finish_reason
+    assert deltas[-1].outcome
     assert bench.engine.state.phase == "ready"
 
 
@@ -208,7 +208,7 @@ def test_the_edges_of_what_is_allowed_do_not_harm_the_engine(bench: Bench, sampl
 )
 def test_any_previous_text_is_taken(bench: Bench, text: str):
     deltas = bench.run(_collect, bench.engine, bench.request(previous_text=text))
-    assert deltas[-1].finish_reason
+    assert deltas[-1].outcome
     assert bench.engine.state.phase == "ready"
 
 

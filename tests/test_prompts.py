@@ -8,6 +8,7 @@ import pytest
 from engine.prompts import (
     MAX_PROMPT_TOKENS,
     MAX_TARGET_POSITIONS,
+    DecoderPrompt,
     TokenLayout,
     UnknownVocabularyError,
     decoder_prompt,
@@ -44,18 +45,25 @@ def test_every_special_token_has_openai_whispers_id(openai_tokenizer, layout, mu
     assert layout.languages == dict(zip(theirs.all_language_codes, theirs.all_language_tokens, strict=True))
 
 
+def with_forced(prompt: DecoderPrompt) -> tuple[int, ...]:
+    """Return all that comes before the text; every forced step must leave one token."""
+    assert all(len(step) == 1 for step in prompt.forced)
+    return (*prompt.token_ids, *(token for (token,) in prompt.forced))
+
+
 @pytest.mark.parametrize("task", ["transcribe", "translate"])
 @pytest.mark.parametrize("language", ["en", "de", "su"])
 def test_multilingual_prompt_is_openai_whispers(openai_tokenizer, language, task):
     theirs = openai_tokenizer.get_tokenizer(True, language=language, task=task)
     ours = decoder_prompt(MULTILINGUAL, language=language, task=task)
-    assert ours.token_ids == theirs.sot_sequence_including_notimestamps
-    assert ours.forced == ()
+    assert with_forced(ours) == theirs.sot_sequence_including_notimestamps
+    assert with_forced(decoder_prompt(MULTILINGUAL, language=language, task=task, timestamps=True)) == theirs.sot_sequence
 
 
 def test_english_only_prompt_has_no_language_and_no_task(openai_tokenizer):
     theirs = openai_tokenizer.get_tokenizer(False)
-    assert decoder_prompt(ENGLISH, language="en").token_ids == theirs.sot_sequence_including_notimestamps == (50257, 50362)
+    assert with_forced(decoder_prompt(ENGLISH, language="en")) == theirs.sot_sequence_including_notimestamps == (50257, 50362)
+    assert with_forced(decoder_prompt(ENGLISH, language="en", timestamps=True)) == theirs.sot_sequence == (50257,)
 
 
 @pytest.mark.parametrize(("layout", "multilingual"), [(ENGLISH, False), (MULTILINGUAL, True)])
@@ -66,7 +74,7 @@ def test_previous_text_comes_first_and_keeps_its_last_223_tokens(openai_tokenize
     # whisper/decoding.py, DecodingTask._get_initial_tokens, with n_ctx = 448
     expected = (theirs.sot_prev, *previous[-(448 // 2 - 1) :], *theirs.sot_sequence_including_notimestamps)
     ours = decoder_prompt(layout, language="en", previous=previous)
-    assert ours.token_ids == expected
+    assert with_forced(ours) == expected
     assert len(ours.token_ids) + ours.max_new_tokens <= MAX_TARGET_POSITIONS
     assert len(expected) - len(theirs.sot_sequence_including_notimestamps) - 1 <= MAX_PROMPT_TOKENS
 

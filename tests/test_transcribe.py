@@ -1,6 +1,7 @@
 """The use case on the scripted engine: windows side by side, text in order, one language, nothing left behind."""
 
 import asyncio
+import io
 import random
 from contextlib import aclosing
 
@@ -8,36 +9,65 @@ import numpy as np
 import pytest
 
 from app.admission import Admission
-from app.audio.decode import Audio
 from app.errors import AudioError, InvalidInputError, TranscriptionFailedError, UnavailableError
+from app.speech.reader import SpeechReader
+from app.speech.vad import AlwaysSpeech
+from app.speech.windows import CutPolicy
 from app.transcribe import Transcriber
-from app.transcript import Options, TextDelta, Transcript
+from app.transcript import Options, Transcript
 from engine.base import DecodeRequest
 from engine.fake import FakeEngine, Reply
 from tests import speech
 
 PERMIT_GIVER = Admission(100)
+LIMIT = 30.0
+
+
+class ArrayAudio:
+    """Samples that are read like a file."""
+
+    rate = 16_000
+
+    def __init__(self, samples: np.ndarray) -> None:
+        self.samples = samples
+        self._taken = 0
+
+    @property
+    def seconds(self) -> float:
+        return self._taken / self.rate
+
+    def read(self, count: int) -> np.ndarray:
+        piece = self.samples[self._taken : self._taken + count]
+        self._taken += len(piece)
+        return piece
+
+    def close(self) -> None:
+        pass
 
 
 def a_transcriber(engine: FakeEngine, **changes) -> Transcriber:
-    return Transcriber(engine, **({"workers": 2, "windows_per_request": 3, "max_seconds": 3600.0} | changes))
+    arguments = {"voice_activity": AlwaysSpeech, "workers": 2, "windows_per_request": 3, "max_seconds": 3600.0}
+    return Transcriber(engine, **(arguments | changes))
 
 
-def long_audio(seconds: float) -> Audio:
+def long_audio(seconds: float) -> ArrayAudio:
     """Noise whose every sample is unlike its neighbours', so that a cut or an overlap by one sample shows."""
-    samples = np.random.default_rng(7).uniform(-0.5, 0.5, round(seconds * 16_000)).astype(np.float32)
-    return Audio(samples, 16_000)
+    return ArrayAudio(np.random.default_rng(7).uniform(-0.5, 0.5, round(seconds * 16_000)).astype(np.float32))
 
 
-async def collect(transcriber: Transcriber, audio: Audio, options: Options | None = None, *, deltas: bool = True):
+def opened(audio: ArrayAudio) -> SpeechReader:
+    return SpeechReader(audio, AlwaysSpeech(), CutPolicy(limit_seconds=LIMIT))
+
+
+async def collect(transcriber: Transcriber, audio: ArrayAudio, options: Options | None = None, *, deltas: bool = True):
     with PERMIT_GIVER.admit() as permit:
-        run = transcriber.run(permit, audio, options or Options(), request_id="t", deltas=deltas)
+        run = transcriber.run(permit, opened(audio), options or Options(), request_id="t", stream=deltas)
         async with aclosing(run):
             return [item async for item in run]
 
 
 def number_of(request: DecodeRequest) -> int:
-    return int(request.id.rsplit("-", 1)[1])
+    return int(request.id.rsplit("-", 1)[1].split(".")[0])
 
 
 @pytest.mark.parametrize("deltas", [True, False])
@@ -75,7 +105,7 @@ async def test_a_request_holds_no_more_of_the_engine_than_its_share():
     def script(_request: DecodeRequest) -> Reply:
         nonlocal most
         most = max(most, engine.requests)
-        return Reply((" a",), first_seconds=0.005)
+        return Reply((" a",), first_seconds=0.1)
 
     async with FakeEngine(script) as engine:
         await engine.wait_ready()
@@ -158,12 +188,12 @@ async def test_leaving_at_any_moment_frees_the_engine(moment: int):
 
 
 async def test_closing_after_the_first_delta_frees_the_engine():
-    async with FakeEngine(lambda _: Reply((" a",) * 50, piece_seconds=0.01)) as engine:
+    async with FakeEngine(lambda _: Reply(tuple(f" {i}" for i in range(50)), stall_after=20)) as engine:
         await engine.wait_ready()
         with PERMIT_GIVER.admit() as permit:
-            run = a_transcriber(engine).run(permit, long_audio(100), Options(), request_id="t", deltas=True)
+            run = a_transcriber(engine).run(permit, opened(long_audio(100)), Options(), request_id="t", stream=True)
             async with aclosing(run):
-                assert await anext(run) == TextDelta("a")
+                assert (await anext(run)).text.startswith("0 1 2")
         assert engine.requests == 0
 
 
@@ -194,22 +224,23 @@ def _assert_unavailable(engine: FakeEngine, phase: str) -> None:
     assert 1 <= refusal.value.retry_after <= 120
 
 
-async def test_decoding_happens_in_a_worker_and_its_errors_arrive():
+async def test_files_are_opened_in_a_worker_and_their_errors_arrive():
     async with FakeEngine() as engine:
         await engine.wait_ready()
         with PERMIT_GIVER.admit() as permit:
-            audio = await a_transcriber(engine).open(permit, speech.wav(speech.tone(2.0)))
-            assert audio.seconds == 2.0
+            two_seconds = speech.wav(speech.tone(2.0))
+            reader = await a_transcriber(engine).open(permit, io.BytesIO(two_seconds))
+            assert len(reader.next_window().samples) == 32_000
             with pytest.raises(AudioError):
-                await a_transcriber(engine).open(permit, b"not audio")
+                await a_transcriber(engine).open(permit, io.BytesIO(b"not audio"))
             with pytest.raises(AudioError, match="longer than 1 seconds"):
-                await a_transcriber(engine, max_seconds=1.0).open(permit, speech.wav(speech.tone(2.0)))
+                await a_transcriber(engine, max_seconds=1.0).open(permit, io.BytesIO(two_seconds))
 
 
 async def test_the_transcript_is_last_and_says_all():
     async with FakeEngine(lambda _: Reply((" Hello", " there. "), language="en")) as engine:
         await engine.wait_ready()
         items = await collect(a_transcriber(engine), long_audio(3))
-    assert items[:-1] == [TextDelta("Hello"), TextDelta(" there.")]
+    assert "".join(item.text for item in items[:-1]) == "Hello there."
     assert isinstance(items[-1], Transcript)
     assert (items[-1].text, items[-1].language, items[-1].seconds) == ("Hello there.", "en", 3.0)

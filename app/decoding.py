@@ -1,0 +1,183 @@
+"""Decode one window of speech into text that can be trusted: Whisper's fallbacks around the engine.
+
+A decode whose own signals speak against it is made again at a higher temperature; what is probably silence is dropped; a
+loop that no temperature breaks is cut to its first turn. A decode that ends before the speech does is taken up again from its
+last timestamp. What is dropped says so in the log.
+
+Text may be shown before its window has ended. It is held back until the decode can be believed so far: a window whose text
+was shown is not decoded again, so that nothing shown is taken back.
+"""
+
+import logging
+import re
+from collections.abc import Callable
+from contextlib import aclosing
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+
+from app.quality import AVG_LOGPROB_LIMIT, COMPRESSION_RATIO_LIMIT, compression_ratio, judge, temperatures
+from app.transcript import Segment
+from engine.base import DecodeRequest, Engine, Outcome, Usage
+
+logger = logging.getLogger(__name__)
+
+TOKENS_TO_BELIEVE = 6  # so many must have come before text is shown
+UNCOVERED_SECONDS = 3.0  # speech that a decode left out is taken up again if it is longer than this
+MIN_PROGRESS_SECONDS = 1.0
+_LOOP = re.compile(r"(.{2,200}?)\1{3,}", re.DOTALL)
+
+
+@dataclass(slots=True)
+class WindowText:
+    """What became of a window."""
+
+    segments: list[Segment] = field(default_factory=list)
+    usage: Usage = field(default_factory=Usage)
+    language: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class _Attempt:
+    text: str
+    language: str | None
+    outcome: Outcome
+    shown: bool
+
+
+class WindowDecoder:
+    """Decodes windows on an engine.
+
+    Args:
+        engine: where.
+        stream: whether somebody waits for text before its window has ended.
+        show: receives the window's text, piece by piece; they join to the text of its segments.
+        tell_language: receives the language as soon as the engine tells it.
+
+    """
+
+    def __init__(
+        self,
+        engine: Engine,
+        *,
+        stream: bool,
+        show: Callable[[str], None],
+        tell_language: Callable[[str], None],
+    ) -> None:
+        self._engine = engine
+        self._stream = stream
+        self._show = show
+        self._tell_language = tell_language
+        self._decodes = 0
+
+    async def decode(self, request: DecodeRequest, *, start: float) -> WindowText:
+        """Decode one window that begins at `start` seconds of the file.
+
+        Raises:
+            EngineError: as the engine does.
+
+        """
+        result, samples, rate = WindowText(), request.samples, self._engine.limits.sample_rate
+        while True:
+            attempt, temperature = await self._best_attempt(replace(request, samples=samples), result)
+            result.language = attempt.language
+            segments = _placed(attempt, temperature, start)
+            if not attempt.shown:
+                for segment in segments:
+                    self._show(segment.text)
+            result.segments += segments
+            seconds = len(samples) / rate
+            covered = max((segment.end for segment in segments), default=start + seconds) - start
+            if seconds - covered <= UNCOVERED_SECONDS or covered < MIN_PROGRESS_SECONDS:
+                return result
+            logger.info("%s: %.1f s of speech were left out, taking them up again", request.id, seconds - covered)
+            samples = samples[int(covered * rate) :]
+            start += covered
+
+    async def _best_attempt(self, request: DecodeRequest, result: WindowText) -> tuple[_Attempt, float]:
+        """Decode at rising temperatures until the text can be trusted; else return the likeliest of what came."""
+        attempts: list[tuple[_Attempt, float]] = []
+        for temperature in temperatures(request.temperature):
+            attempt = await self._attempt(replace(request, temperature=temperature))
+            result.usage += attempt.outcome.usage
+            outcome = attempt.outcome
+            verdict = judge(
+                attempt.text,
+                avg_logprob=outcome.avg_logprob,
+                no_speech_prob=outcome.no_speech_prob,
+                looped=outcome.finish_reason == "repetition",
+            )
+            if verdict == "silence" and not attempt.shown:
+                logger.info(
+                    "%s: dropped as silence (no speech %.2f, average log-probability %.2f)",
+                    request.id,
+                    outcome.no_speech_prob,
+                    outcome.avg_logprob,
+                )
+                return replace(attempt, text="", outcome=replace(outcome, segments=())), temperature
+            attempts.append((attempt, temperature))
+            if verdict == "good" or attempt.shown:
+                break
+            logger.info("%s: the decode at temperature %.1f is %s", request.id, temperature, verdict)
+        return max(attempts, key=lambda made: (made[0].shown, not _loops(made[0]), made[0].outcome.avg_logprob))
+
+    async def _attempt(self, request: DecodeRequest) -> _Attempt:
+        self._decodes += 1
+        request = replace(request, id=f"{request.id}.{self._decodes}", deltas=self._stream)
+        held, text, shown, language = "", "", False, None
+        logprobs: list[float] = []
+        async with aclosing(self._engine.transcribe(request)) as deltas:
+            async for delta in deltas:
+                if delta.language is not None and language is None:
+                    language = delta.language
+                    self._tell_language(language)
+                text += delta.text
+                held += delta.text
+                logprobs += delta.logprobs
+                if self._stream and held and _believable(text, logprobs):
+                    self._show(held)
+                    held, shown = "", True
+                if delta.outcome is not None:
+                    if shown and held and delta.outcome.finish_reason == "stop":
+                        self._show(held)
+                    return _Attempt(text, language, delta.outcome, shown)
+        raise AssertionError("an engine ends a request with its outcome")
+
+
+def _believable(text: str, logprobs: list[float]) -> bool:
+    """Say whether text may be shown before its decode has ended."""
+    return (
+        len(logprobs) >= TOKENS_TO_BELIEVE
+        and float(np.mean(logprobs)) > AVG_LOGPROB_LIMIT
+        and compression_ratio(text) < COMPRESSION_RATIO_LIMIT
+    )
+
+
+def _loops(attempt: _Attempt) -> bool:
+    return attempt.outcome.finish_reason == "repetition" or compression_ratio(attempt.text) > COMPRESSION_RATIO_LIMIT
+
+
+def _placed(attempt: _Attempt, temperature: float, start: float) -> list[Segment]:
+    """Give the attempt's segments their times in the file; a loop is cut to its first turn."""
+    outcome = attempt.outcome
+    loops = _loops(attempt) and not attempt.shown
+    segments: list[Segment] = []
+    for segment in outcome.segments:
+        text = _LOOP.sub(r"\1", segment.text) if loops else segment.text
+        if loops and segments and segments[-1].text == text:
+            continue
+        segments.append(
+            Segment(
+                start=start + segment.start,
+                end=start + segment.end,
+                text=text,
+                tokens=segment.tokens,
+                logprobs=segment.logprobs,
+                window_start=start,
+                temperature=temperature,
+                avg_logprob=outcome.avg_logprob,
+                compression_ratio=compression_ratio(attempt.text),
+                no_speech_prob=outcome.no_speech_prob,
+            )
+        )
+    return segments

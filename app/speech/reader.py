@@ -1,0 +1,55 @@
+"""Read a file window by window: decode some of it, look for speech, cut. Blocks; runs in worker threads, one call at a time."""
+
+from collections import deque
+
+import numpy as np
+
+from app.audio.decode import AudioReader
+from app.speech.vad import FRAME_SAMPLES, VoiceActivity
+from app.speech.windows import CutPolicy, Window, WindowCutter
+
+READ_SECONDS = 10.0  # how much is decoded at a time
+
+
+class SpeechReader:
+    """Yields the windows of speech in an audio file, holding no more of it than the window at hand."""
+
+    def __init__(self, audio: AudioReader, voice_activity: VoiceActivity, policy: CutPolicy) -> None:
+        self._audio = audio
+        self._voice_activity = voice_activity
+        self._cutter = WindowCutter(audio.rate, policy)
+        self._read_samples = int(READ_SECONDS * audio.rate) // FRAME_SAMPLES * FRAME_SAMPLES
+        self._found: deque[Window] = deque()
+        self._ended = False
+
+    @property
+    def seconds(self) -> float:
+        """How much audio has been read."""
+        return self._audio.seconds
+
+    def next_window(self) -> Window | None:
+        """Read on until a window is complete; None when the audio has ended.
+
+        Raises:
+            AudioError: if the audio is longer than allowed.
+
+        """
+        while not self._found and not self._ended:
+            samples = self._audio.read(self._read_samples)
+            self._ended = len(samples) < self._read_samples
+            whole = len(samples) // FRAME_SAMPLES * FRAME_SAMPLES
+            frames = samples[:whole]
+            self._found += self._cutter.feed(frames, self._voice_activity.feed(frames))
+            if self._ended:
+                self._found += self._cutter.flush(samples[whole:])
+        return _normalised(self._found.popleft()) if self._found else None
+
+    def close(self) -> None:
+        """Let go of the file."""
+        self._audio.close()
+
+
+def _normalised(window: Window) -> Window:
+    """Scale a window down whose samples exceed 1, as files of floating point numbers may."""
+    peak = np.abs(window.samples).max(initial=0.0)
+    return Window(window.start, window.samples / peak) if peak > 1 else window
