@@ -2,6 +2,7 @@
 
 import numpy as np
 import pytest
+import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -120,6 +121,17 @@ def test_silero_hears_no_speech_in_noise(level: float):
 @pytest.mark.parametrize("samples", [np.zeros(20 * RATE), speech.tone(20.0), np.zeros(0), np.zeros(100)], ids=range(4))
 def test_silero_hears_no_speech_in_silence_and_tones(samples: np.ndarray):
     assert windows_of(samples) == []
+
+
+def test_the_network_gives_what_the_package_itself_gives():
+    from silero_vad import load_silero_vad
+
+    theirs, samples = load_silero_vad(), speech.beckett().audio.samples[: 150 * FRAME_SAMPLES]
+    frames = torch.from_numpy(samples.reshape(-1, FRAME_SAMPLES))
+    expected = [theirs(frame, RATE).item() for frame in frames]
+    assert max(expected) > 0.9
+    assert min(expected) < 0.1
+    np.testing.assert_allclose(SileroVoiceActivity().feed(samples), expected, atol=1e-4)
 
 
 def test_silero_gives_the_same_in_pieces():
