@@ -12,6 +12,7 @@ _UNSPACED = (
     range(0x1000, 0x10A0),  # Myanmar
     range(0x1780, 0x1800),  # Khmer
 )
+_HANGUL = (range(0x1100, 0x1200), range(0x3130, 0x3190), range(0xA960, 0xA980), range(0xAC00, 0xD800))  # wide, yet spaced
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,4 +97,6 @@ class TextJoiner:
 
 
 def _is_unspaced(character: str) -> bool:
+    if any(ord(character) in block for block in _HANGUL):
+        return False
     return unicodedata.east_asian_width(character) in "WF" or any(ord(character) in block for block in _UNSPACED)

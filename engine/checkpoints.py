@@ -25,12 +25,13 @@ from typing import IO, Any
 import numpy as np
 import numpy.typing as npt
 from filelock import FileLock
+from safetensors import SafetensorError
 
 from engine.prompts import MAX_TARGET_POSITIONS, TokenLayout, UnknownVocabularyError
 
 logger = logging.getLogger(__name__)
 
-CONVERSION_VERSION = 1  # part of a cached conversion's name: raise it when the output changes
+CONVERSION_VERSION = 2  # part of a cached conversion's name: raise it when the output changes
 MANIFEST = "steno.json"
 _CHUNK_BYTES = 1 << 20
 
@@ -235,7 +236,7 @@ def _cached(folder: Path, convert: Callable[[Path], None]) -> Path:
                 partial.rename(folder)
             finally:
                 shutil.rmtree(partial, ignore_errors=True)
-    except OSError as error:
+    except (OSError, SafetensorError) as error:
         raise CheckpointError(f"the cache {folder.parent} cannot be written: {error}") from error
     return folder
 
@@ -264,6 +265,11 @@ def _open_folder(folder: Path, *, name: str) -> Checkpoint:
     weights = sorted(folder.glob("*.safetensors"))
     if not weights:
         raise CheckpointError(f"{folder} has no *.safetensors file")
+    index = folder / "model.safetensors.index.json"
+    if index.is_file():
+        absent = {*_read_json(index).get("weight_map", {}).values()} - {file.name for file in weights}
+        if absent:
+            raise CheckpointError(f"{folder} lacks {', '.join(sorted(map(str, absent)))}, which its index names")
     for file in weights:
         _check_safetensors(file)
     try:
@@ -276,7 +282,7 @@ def _open_folder(folder: Path, *, name: str) -> Checkpoint:
 
 def _read_json(path: Path) -> dict[str, Any]:
     try:
-        value = json.loads(path.read_text())
+        value = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError as error:
         raise CheckpointError(f"{path.parent} is not a checkpoint in a known layout: it has no {path.name}") from error
     except (OSError, ValueError) as error:
@@ -295,7 +301,7 @@ def _check_safetensors(path: Path) -> None:
         ends = [entry["data_offsets"][1] for key, entry in header.items() if key != "__metadata__"]
         if path.stat().st_size != 8 + header_bytes + max(ends, default=0):
             raise CheckpointError(f"{path} is cut short or damaged: its length is not what its header says")
-    except (OSError, ValueError, KeyError, TypeError, struct.error, MemoryError, OverflowError) as error:
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, struct.error, MemoryError, OverflowError) as error:
         raise CheckpointError(f"{path} is not a safetensors file: {error}") from error
 
 
@@ -348,6 +354,10 @@ def _read_ct2_variables(file: IO[bytes]) -> dict[str, _Array]:
             variables[name] = np.frombuffer(raw, dtype=_CT2_DTYPES[kind]).reshape(shape)
         else:
             raise ValueError(f"{name} has an unknown type ({kind})")
+    for _ in range(number("I")):  # what is equal is stored once
+        alias, name = text(), text()
+        if name in variables:
+            variables[alias] = variables[name]
     return variables
 
 
@@ -400,9 +410,11 @@ def _convert(model_bin: Path, source: Path, target: Path) -> None:
 
     variables = _read_ct2(model_bin)
     try:
-        tensors = {name: np.ascontiguousarray(array) for name, array in _hugging_face_names(variables)}
+        tensors = {name: np.array(array, order="C") for name, array in _hugging_face_names(variables)}
         config = _model_config(variables, tensors)
         layout = TokenLayout.of_vocabulary(config["vocab_size"])
+        if missing := sorted(_expected_names(config) - tensors.keys()):
+            raise ValueError(", ".join(missing[:3]) + (f" and {len(missing) - 3} more" if len(missing) > 3 else ""))
     except (KeyError, ValueError) as error:
         raise CheckpointError(f"{model_bin} lacks what a Whisper model has: {error}") from error
     source_config = _read_json(source / "config.json")
@@ -414,8 +426,22 @@ def _convert(model_bin: Path, source: Path, target: Path) -> None:
     _write_json(target / "tokenizer_config.json", _tokenizer_config())
 
 
+def _expected_names(config: dict[str, Any]) -> set[str]:
+    """Return the names of all weights that a Whisper of this shape has."""
+    kinds = ("weight", "bias")
+    names = {f"model.encoder.conv{i}.{kind}" for i in (1, 2) for kind in kinds} | {"model.decoder.embed_tokens.weight"}
+    for side, attentions in (("encoder", ("self_attn",)), ("decoder", ("self_attn", "encoder_attn"))):
+        names |= {f"model.{side}.embed_positions.weight", *(f"model.{side}.layer_norm.{kind}" for kind in kinds)}
+        modules = ["fc1", "fc2", "final_layer_norm"]
+        for attention in attentions:
+            modules += [f"{attention}.{part}_proj" for part in ("q", "k", "v", "out")] + [f"{attention}_layer_norm"]
+        for i in range(config[f"{side}_layers"]):
+            names |= {f"model.{side}.layers.{i}.{module}.{kind}" for module in modules for kind in kinds}
+    return {name for name in names if not name.endswith("k_proj.bias")}
+
+
 def _write_json(path: Path, value: dict[str, Any]) -> None:
-    path.write_text(json.dumps(value, ensure_ascii=False))
+    path.write_text(json.dumps(value, ensure_ascii=False), encoding="utf-8")
 
 
 def _model_config(variables: dict[str, _Array], tensors: dict[str, _Array]) -> dict[str, Any]:
@@ -513,4 +539,9 @@ def _complete_tokenizer(tokenizer: dict[str, Any], layout: TokenLayout) -> dict[
         if present != name and token not in renamed:
             raise CheckpointError(f"tokenizer.json has {present!r} at {token}, where Whisper's layout has {name!r}")
         added[token]["content"] = name
+    model = tokenizer.get("model") or {}
+    merges = model.get("merges") or []
+    # Some converters took the first merge for a header, and every word that begins with a t is spelt in two tokens.
+    if merges and merges[0] in ("Ġ a", ["Ġ", "a"]):
+        model["merges"] = [["Ġ", "t"] if isinstance(merges[0], list) else "Ġ t", *merges]
     return tokenizer | {"added_tokens": [added[token] for token in sorted(added)]}

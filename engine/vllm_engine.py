@@ -10,6 +10,7 @@ Any exception in vLLM's worker kills the engine for everyone, so every request i
 
 import asyncio
 import contextlib
+import gc
 import logging
 import math
 import multiprocessing
@@ -20,6 +21,7 @@ import time
 import uuid
 from collections.abc import AsyncGenerator, AsyncIterator
 from dataclasses import dataclass, replace
+from multiprocessing.process import BaseProcess
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self, cast
@@ -105,6 +107,8 @@ class VllmEngine:
         self._settled = asyncio.Event()
         self._model: _LoadedModel | None = None
         self._llm: AsyncLLM | None = None
+        self._building = False
+        self._other_children: set[BaseProcess] = set()
         self._workers = anyio.CapacityLimiter(max(1, os.cpu_count() or 1))
 
     async def __aenter__(self) -> Self:
@@ -121,9 +125,11 @@ class VllmEngine:
         llm, self._llm = self._llm, None
         if llm is not None:
             await anyio.to_thread.run_sync(llm.shutdown)
-        else:  # still starting: vLLM may have spawned its process already
-            for child in multiprocessing.active_children():
+            del llm
+        elif self._building:  # vLLM may have spawned its process already
+            for child in set(multiprocessing.active_children()) - self._other_children:
                 child.kill()
+        gc.collect()  # what is left of vLLM's client would stop it once more at the interpreter's end, and fail
 
     # --- start-up ---------------------------------------------------------------------------------------------------
 
@@ -138,7 +144,9 @@ class VllmEngine:
             _set_environment(self._options)
             model = _LoadedModel.load(checkpoint, self._options)
             report(f"loading {checkpoint.name} into the engine")
+            self._other_children, self._building = set(multiprocessing.active_children()), True
             llm = _build_llm(model)
+            self._building = False
             logger.info("engine built in %.0f s", time.monotonic() - began)
         except CheckpointError as error:
             self._call_back(loop, self._fail, str(error))

@@ -102,12 +102,7 @@ def test_words_of_two_windows_are_one_space_apart(words, before, after, empty_wi
         ("ភាសា", "ខ្មែរ", "ភាសាខ្មែរ"),
         ("hello", "世界", "hello 世界"),
         ("世界", "hello", "世界 hello"),
-        pytest.param(
-            "안녕하세요",
-            "여러분",
-            "안녕하세요 여러분",
-            marks=pytest.mark.xfail(strict=True, reason="Hangul is wide, yet Korean has spaces between its words"),
-        ),
+        ("안녕하세요", "여러분", "안녕하세요 여러분"),
         ("hello", "안녕", "hello 안녕"),
     ],
 )

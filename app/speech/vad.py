@@ -1,7 +1,7 @@
 """Voice activity by silero: for each frame of 32 ms, how likely it is that somebody speaks.
 
-Incremental: feed samples as they come. The weights come from the package silero-vad (MIT licence). The network is run here, whole
-blocks of frames at once and only its recurrent cell step by step, in a tenth of the time of the package's own call for each
+Incremental: feed samples as they come. The weights come from the package silero-vad (MIT licence). The network is run here, in
+whole blocks of frames with only its recurrent cell step by step, in a tenth of the time of the package's own call for each
 frame; the package's fast path needs onnxruntime, which reports to its maker. Blocks, so it runs in a worker thread.
 """
 
