@@ -195,6 +195,7 @@ def transcribe(
 
 async def _transcribe_once(settings: Settings, file: Path, options: Any) -> Any:
     from app.services import build_services
+    from app.speech.windows import CutPolicy
     from app.transcribe import translate_engine_error
     from app.transcript import Transcript
     from engine.base import EngineUnavailableError
@@ -213,7 +214,7 @@ async def _transcribe_once(settings: Settings, file: Path, options: Any) -> Any:
                     raise translate_engine_error(error) from error
                 status.update("transcribing")
                 services.transcriber.check(options)
-                speech = await services.transcriber.open(permit, data)
+                speech = await services.transcriber.open(permit, data, CutPolicy())
                 run = services.transcriber.run(permit, speech, options, request_id="transcribe", stream=False)
                 async with aclosing(run):
                     async for item in run:

@@ -12,7 +12,7 @@ import asyncio
 import logging
 from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import aclosing
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import BinaryIO
 
 import anyio
@@ -112,7 +112,7 @@ class Transcriber:
                 code="unsupported_value",
             )
 
-    async def open(self, _permit: Permit, file: BinaryIO, policy: CutPolicy | None = None) -> SpeechReader:
+    async def open(self, _permit: Permit, file: BinaryIO, policy: CutPolicy) -> SpeechReader:
         """Open a file and decode its beginning, in a worker thread. The file must stay open until `run` has ended.
 
         Raises:
@@ -124,7 +124,7 @@ class Transcriber:
 
         def work() -> SpeechReader:
             reader = AudioReader(file, rate=rate, max_seconds=self._max_seconds)
-            return SpeechReader(reader, self._voice_activity(), policy or CutPolicy(limit_seconds=limits.window_seconds))
+            return SpeechReader(reader, self._voice_activity(), replace(policy, limit_seconds=limits.window_seconds))
 
         return await anyio.to_thread.run_sync(work, limiter=self._workers)
 

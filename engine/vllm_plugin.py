@@ -5,7 +5,11 @@ registered as a class: a "module:Class" string makes vLLM start one more process
 """
 
 import json
+import multiprocessing
+import os
+import threading
 from collections import defaultdict
+from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -131,6 +135,18 @@ def _vocabulary_rules(vllm_config: "VllmConfig", device: torch.device) -> Vocabu
     return VocabularyRules(layout, torch.tensor(suppressed, device=device), torch.tensor(at_start, device=device))
 
 
+def _leave_with_parent() -> None:
+    """End this process when the gateway that started it is gone: vLLM's stays behind, with all its memory."""
+
+    def wait(parent: BaseProcess) -> None:
+        parent.join()
+        os._exit(1)
+
+    if parent := multiprocessing.parent_process():
+        threading.Thread(target=wait, args=(parent,), name="leave-with-parent", daemon=True).start()
+
+
 def register() -> None:
     """Register the model class with vLLM, under a name that no stock checkpoint has."""
     ModelRegistry.register_model(ARCHITECTURE, StenoWhisper)
+    _leave_with_parent()

@@ -1,9 +1,10 @@
 """The multipart form of a transcription: read within bounds, checked field by field.
 
-SDKs differ in how they write a form. A name may come as `x`, `x[]` or `x[0]`; an empty value or "null" counts as absent.
-Unknown fields are ignored.
+SDKs differ in how they write a form. A name may come as `x`, `x[]` or `x[0]`, an object as JSON or as `x[key]`; an empty value
+or "null" counts as absent. Unknown fields are ignored, and named in the response's header `x-steno-ignored-fields`.
 """
 
+import json
 import re
 from collections.abc import AsyncGenerator
 from typing import Annotated, Any, BinaryIO, Literal, TypeVar
@@ -15,22 +16,60 @@ from starlette.formparsers import MultiPartException, MultiPartParser
 
 from app.errors import InvalidInputError, UnsupportedValueError, UploadTooLargeError
 from app.languages import code_of
+from app.speech.windows import AFTER_SECONDS, CutPolicy
 
 FORM_OVERHEAD_BYTES = 256 * 1024  # what a form may hold beside the file
 RESPONSE_FORMATS = ("json", "text", "srt", "verbose_json", "vtt")
-_LIST_FIELDS = {"timestamp_granularities", "include"}
-_BRACKETS = re.compile(r"\[\d*\]$")
+_LIST_FIELDS = {"timestamp_granularities", "include", "keywords"}
+_SYNONYMS = {"hotwords": "keywords", "context_bias": "keywords"}  # vLLM's and Mistral's names
+_NAME = re.compile(r"([^\[\]]+)(?:\[(\d*|[a-z_]+)\])?")
+
+
+class Chunking(BaseModel):
+    """OpenAI's `chunking_strategy`: where the audio is cut before it is decoded."""
+
+    type: Literal["auto", "server_vad"]
+    threshold: Annotated[float, Field(ge=0, le=1)] = 0.5
+    prefix_padding_ms: Annotated[int, Field(ge=0, le=30_000)] = 300
+    silence_duration_ms: Annotated[int, Field(ge=0, le=30_000)] = 200
+
+    def policy(self) -> CutPolicy:
+        """Return the policy that this asks for; `auto` leaves it to us."""
+        if self.type == "auto":
+            return CutPolicy()
+        silence = self.silence_duration_ms / 1000
+        return CutPolicy(
+            threshold=self.threshold,
+            before_seconds=self.prefix_padding_ms / 1000,
+            after_seconds=min(silence, AFTER_SECONDS),
+            silence_seconds=silence,
+        )
 
 
 class TranslationForm(BaseModel):
     """The fields of POST /v1/audio/translations, beside the file."""
 
-    model_config = ConfigDict(extra="ignore", frozen=True)
+    model_config = ConfigDict(extra="allow", frozen=True)
 
     model: str = Field(description="A name that GET /v1/models lists.")
     prompt: str = Field("", description="Text before the audio; steers style and spelling.")
     temperature: Annotated[float, Field(ge=0, le=1, description="0 decodes greedily; above, tokens are sampled.")] = 0.0
     response_format: Literal["json", "text", "srt", "verbose_json", "vtt"] = Field("json", description="Shape of the response.")
+
+    @property
+    def ignored(self) -> list[str]:
+        """Names of the fields that mean nothing here."""
+        return sorted(self.model_extra or ())
+
+    @property
+    def context(self) -> str:
+        """What the model is told before the audio."""
+        return self.prompt
+
+    @property
+    def policy(self) -> CutPolicy:
+        """Where the audio is to be cut."""
+        return CutPolicy()
 
     @property
     def spoken_language(self) -> str | None:
@@ -63,6 +102,20 @@ class TranscriptionForm(TranslationForm):
         ["segment"], description="`segment`; `word` is not served so far. Needs verbose_json."
     )
     include: list[str] = Field([], description="`logprobs` is not served so far.")
+    keywords: list[str] = Field([], description="Words to expect; also taken as `hotwords` and `context_bias`.")
+    chunking_strategy: Chunking | None = Field(
+        None, description="Where to cut: `auto`, or `server_vad` with its numbers; else windows are as long as may be."
+    )
+
+    @property
+    def context(self) -> str:
+        """What the model is told before the audio: the prompt, and the words to expect."""
+        return " ".join(part for part in (self.prompt, ", ".join(self.keywords)) if part)
+
+    @property
+    def policy(self) -> CutPolicy:
+        """Where the audio is to be cut."""
+        return self.chunking_strategy.policy() if self.chunking_strategy else CutPolicy()
 
     @property
     def spoken_language(self) -> str | None:
@@ -79,6 +132,16 @@ class TranscriptionForm(TranslationForm):
     def _normalise_language(cls, value: str | None) -> str | None:
         code = code_of(value) if value else None
         return None if code == "auto" else code
+
+    @field_validator("chunking_strategy", mode="before")
+    @classmethod
+    def _read_chunking(cls, value: object) -> object:
+        if not isinstance(value, str):
+            return value
+        try:
+            return json.loads(value) if value.lstrip().startswith("{") else {"type": value}
+        except ValueError as error:
+            raise ValueError("it is no JSON") from error
 
     @model_validator(mode="after")
     def _refuse_what_is_not_served(self) -> "TranscriptionForm":
@@ -153,13 +216,19 @@ def _split(form: FormData) -> tuple[UploadFile, dict[str, Any]]:
     fields: dict[str, Any] = {}
     file = None
     for name, value in form.multi_items():
-        plain = _BRACKETS.sub("", name)
+        match = _NAME.fullmatch(name)
+        plain, key = match.groups() if match else (name, None)
+        plain = _SYNONYMS.get(plain, plain)
         if isinstance(value, UploadFile):
             file = value if plain == "file" else file
         elif plain == "file" or value.strip() in ("", "null"):
             continue
         elif plain in _LIST_FIELDS:
             fields.setdefault(plain, []).append(value)
+        elif key and not key.isdigit():
+            nested = fields.setdefault(plain, {})
+            if isinstance(nested, dict):
+                nested[key] = value
         else:
             fields[plain] = value
     if file is None:

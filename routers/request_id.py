@@ -2,6 +2,7 @@
 
 import logging
 import re
+import time
 import uuid
 
 from starlette.datastructures import Headers, MutableHeaders
@@ -26,10 +27,13 @@ class RequestIdMiddleware:
         sent = Headers(scope=scope).get("x-request-id", "")
         request_id = sent if _SOUND.fullmatch(sent) else f"req_{uuid.uuid4().hex}"
         scope.setdefault("state", {})["request_id"] = request_id
+        began = time.monotonic()
 
         async def send_with_id(message: Message) -> None:
             if message["type"] == "http.response.start":
-                MutableHeaders(scope=message)["x-request-id"] = request_id
+                headers = MutableHeaders(scope=message)
+                headers["x-request-id"] = request_id
+                headers["openai-processing-ms"] = str(round((time.monotonic() - began) * 1000))
             await send(message)
 
         await self._app(scope, receive, send_with_id)

@@ -3,6 +3,7 @@
 from collections.abc import AsyncGenerator
 from contextlib import ExitStack, aclosing
 from typing import Any
+from urllib.parse import quote
 
 from fastapi import APIRouter, Request
 from fastapi.responses import Response
@@ -37,15 +38,19 @@ async def _answer(request: Request, services: Services, request_id: str, kind: t
         file, form = await read_form(request, kind, max_file_bytes=services.settings.max_upload_mb << 20)
         holding.callback(file.close)
         services.model(form.model)
-        options = Options(form.spoken_language, form.prompt, form.temperature, task)
+        options = Options(form.spoken_language, form.context, form.temperature, task)
         services.transcriber.check(options)
-        speech = await unless_client_leaves(request, services.transcriber.open(permit, file))
+        speech = await unless_client_leaves(request, services.transcriber.open(permit, file, form.policy))
         holding.callback(speech.close)
         run = services.transcriber.run(permit, speech, options, request_id=request_id, stream=form.streams)
         if form.streams:
-            return event_stream(_events(run, form.response_format, options), holding=holding.pop_all())
-        transcript = await unless_client_leaves(request, _last(run))
-    return formats.respond(transcript, form.response_format, options)
+            response: Response = event_stream(_events(run, form.response_format, options), holding=holding.pop_all())
+        else:
+            transcript = await unless_client_leaves(request, _last(run))
+            response = formats.respond(transcript, form.response_format, options)
+    if form.ignored:
+        response.headers["x-steno-ignored-fields"] = ", ".join(map(quote, form.ignored))
+    return response
 
 
 async def _last(run: AsyncGenerator[TextDelta | Transcript, None]) -> Transcript:

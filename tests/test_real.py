@@ -159,11 +159,15 @@ def test_the_converted_weights_say_the_same_in_transformers(real_gateway: Gatewa
 # --- tiny.en, as the command runs it ----------------------------------------------------------------------------------
 
 
+def serve_tiny() -> subprocess.Popen[str]:
+    command = [sys.executable, "-m", "app.cli", "serve", "--model", "tiny.en", "--port", "0", "--audio-context", "true"]
+    return subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env=os.environ | {"NO_COLOR": "1"})
+
+
 @pytest.fixture(scope="module")
 def tiny() -> Iterator[tuple[subprocess.Popen[str], str]]:
     """`steno serve` with tiny.en and true lengths, as a process of its own; its URL is read from what it prints."""
-    command = [sys.executable, "-m", "app.cli", "serve", "--model", "tiny.en", "--port", "0", "--audio-context", "true"]
-    process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env=os.environ | {"NO_COLOR": "1"})
+    process = serve_tiny()
     assert process.stderr is not None
     url = process.stderr.readline().split()[-1]
     try:
@@ -200,3 +204,15 @@ def test_a_terminated_server_leaves_in_order_and_takes_its_engine_along(tiny: tu
     gone, alive = psutil.wait_procs(children, timeout=60)
     assert not alive
     assert len(gone) == len(children)
+
+
+@real(62)
+def test_a_server_killed_while_it_starts_leaves_no_engine_behind():
+    process = serve_tiny()
+    family = psutil.Process(process.pid)
+    wait_until(lambda: any("spawn_main" in " ".join(c.cmdline()) for c in family.children()), seconds=600)
+    children = family.children(recursive=True)
+    process.kill()
+    process.wait()
+    _, alive = psutil.wait_procs(children, timeout=600)
+    assert not alive

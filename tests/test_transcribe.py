@@ -229,12 +229,12 @@ async def test_files_are_opened_in_a_worker_and_their_errors_arrive():
         await engine.wait_ready()
         with PERMIT_GIVER.admit() as permit:
             two_seconds = speech.wav(speech.tone(2.0))
-            reader = await a_transcriber(engine).open(permit, io.BytesIO(two_seconds))
+            reader = await a_transcriber(engine).open(permit, io.BytesIO(two_seconds), CutPolicy())
             assert len(reader.next_window().samples) == 32_000
             with pytest.raises(AudioError):
-                await a_transcriber(engine).open(permit, io.BytesIO(b"not audio"))
+                await a_transcriber(engine).open(permit, io.BytesIO(b"not audio"), CutPolicy())
             with pytest.raises(AudioError, match="longer than 1 seconds"):
-                await a_transcriber(engine, max_seconds=1.0).open(permit, io.BytesIO(two_seconds))
+                await a_transcriber(engine, max_seconds=1.0).open(permit, io.BytesIO(two_seconds), CutPolicy())
 
 
 async def test_the_transcript_is_last_and_says_all():

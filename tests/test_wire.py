@@ -12,8 +12,10 @@ import openai
 import pytest
 
 from app.settings import DEFAULT_ALIASES, Settings
+from app.speech.windows import CutPolicy
 from engine.base import DecodeRequest, Engine
 from engine.fake import FakeEngine, Reply
+from routers.forms import TranscriptionForm
 from tests import speech
 from tests.gateway import Gateway, running_gateway, wait_until
 
@@ -263,10 +265,99 @@ def test_language_tags_are_understood(gateway: Gateway, language: str):
     assert gateway.engine.submitted[-1].language == codes.get(plain, plain[:2])
 
 
-def test_unknown_and_bracketed_fields_do_no_harm(gateway: Gateway):
-    fields = {"foo": "bar", "keywords[]": "x", "chunking_strategy[type]": "server_vad", "temperature[]": "0.5"}
-    assert post(gateway, fields).json()["text"] == SAID
+def test_unknown_fields_are_ignored_by_name_and_bracketed_ones_are_read(gateway: Gateway):
+    response = post(gateway, {"foo": "bar", "wörd": "1", "temperature[]": "0.5"})
+    assert response.json()["text"] == SAID
+    assert response.headers["x-steno-ignored-fields"] == "foo, w%C3%B6rd"
     assert gateway.engine.submitted[-1].temperature == 0.5
+    assert "x-steno-ignored-fields" not in post(gateway).headers
+
+
+@pytest.mark.parametrize(
+    ("fields", "told"),
+    [
+        ({"keywords[]": ["ComfyUI", "Steno"]}, "ComfyUI, Steno"),
+        ({"hotwords": "ComfyUI", "prompt": "A talk."}, "A talk. ComfyUI"),
+        ({"context_bias[0]": "ComfyUI"}, "ComfyUI"),
+        ({"prompt": "A talk."}, "A talk."),
+    ],
+)
+def test_words_to_expect_are_told_to_the_model(gateway: Gateway, fields: dict, told: str):
+    assert post(gateway, fields).status_code == 200
+    assert gateway.engine.submitted[-1].previous_text == told
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"chunking_strategy": "auto"},
+        {"chunking_strategy": '{"type": "server_vad", "silence_duration_ms": 500}'},
+        {"chunking_strategy[type]": "server_vad", "chunking_strategy[threshold]": "0.3"},
+        {"chunking_strategy": "null"},
+    ],
+)
+def test_chunking_strategies_are_read_in_all_their_forms(gateway: Gateway, fields: dict):
+    response = post(gateway, fields)
+    assert response.json()["text"] == SAID
+    assert "x-steno-ignored-fields" not in response.headers
+
+
+def test_a_chunking_strategy_cuts_where_it_says(gateway: Gateway):
+    form = TranscriptionForm.model_validate(
+        {"model": "m", "chunking_strategy": {"type": "server_vad", "silence_duration_ms": "700", "prefix_padding_ms": "250"}}
+    )
+    assert form.policy == CutPolicy(threshold=0.5, before_seconds=0.25, after_seconds=0.4, silence_seconds=0.7)
+    assert TranscriptionForm.model_validate({"model": "m", "chunking_strategy": "auto"}).policy == CutPolicy()
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"chunking_strategy": "sometimes"},
+        {"chunking_strategy": "{"},
+        {"chunking_strategy[type]": "server_vad", "chunking_strategy[threshold]": "2"},
+        {"chunking_strategy[threshold]": "0.5"},
+    ],
+)
+def test_a_wrong_chunking_strategy_is_a_400_that_names_it(gateway: Gateway, fields: dict):
+    response = post(gateway, fields)
+    assert (response.status_code, response.json()["error"]["param"]) == (400, "chunking_strategy")
+
+
+@pytest.mark.parametrize(("response_format", "kind"), [("srt", "text/plain"), ("vtt", "text/plain"), ("verbose_json", "json")])
+def test_formats_with_times_say_when(gateway: Gateway, response_format: str, kind: str):
+    response = post(gateway, {"response_format": response_format})
+    assert kind in response.headers["content-type"]
+    if response_format == "verbose_json":
+        (segment,) = response.json()["segments"]
+        assert (segment["start"], segment["end"], response.json()["duration"]) == (0.0, 1.0, 1.0)
+    else:
+        point = "," if response_format == "srt" else "."
+        assert f"00:00:00{point}000 --> 00:00:01{point}000\n{SAID}\n\n" in response.text
+        assert response.text.startswith("1\n" if response_format == "srt" else "WEBVTT\n\n")
+
+
+def test_a_stream_of_verbose_json_ends_with_its_segments(gateway: Gateway):
+    *_, done, _ = events(post(gateway, {"response_format": "verbose_json", "stream": "true"}))
+    assert [s["text"].strip() for s in done["segments"]] == [SAID]
+    assert done["language"] == "english"
+
+
+def test_a_translation_asks_the_engine_for_english(gateway: Gateway):
+    translation = gateway.client().audio.translations.create(model="whisper-1", file=ONE_SECOND)
+    assert translation.text == SAID
+    assert gateway.engine.submitted[-1].task == "translate"
+
+
+def test_an_english_only_model_refuses_to_translate():
+    with ready_gateway(lambda: FakeEngine(script, multilingual=False), vad=False) as gateway:
+        with pytest.raises(openai.BadRequestError) as refusal:
+            gateway.client().audio.translations.create(model="whisper-1", file=ONE_SECOND)
+        assert refusal.value.param == "model"
+
+
+def test_the_time_it_took_is_told(gateway: Gateway):
+    assert int(post(gateway).headers["openai-processing-ms"]) >= 0
 
 
 def test_a_missing_file_and_a_file_that_is_text_are_400s(gateway: Gateway):
@@ -369,7 +460,14 @@ def test_the_openapi_document_names_every_field_of_the_form(gateway: Gateway):
     operation = document["paths"]["/v1/audio/transcriptions"]["post"]
     properties = operation["requestBody"]["content"]["multipart/form-data"]["schema"]["properties"]
     common = {"file", "model", "prompt", "temperature", "response_format"}
-    assert set(properties) == common | {"language", "stream", "timestamp_granularities", "include"}
+    assert set(properties) == common | {
+        "language",
+        "stream",
+        "timestamp_granularities",
+        "include",
+        "keywords",
+        "chunking_strategy",
+    }
     assert "/v1/audio/translations" in document["paths"]
 
 

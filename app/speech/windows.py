@@ -18,6 +18,7 @@ QUIET_SECONDS = 0.1  # the cut falls into the middle of the quietest stretch of 
 SEARCH_SHARE = 1 / 3  # how much of a window's end is searched for it
 TAIL_SHARE = 1 / 6  # the rest of a cut stretch is no shorter than this: Whisper invents words for scraps
 HYSTERESIS = 0.15  # speech goes on until its probability is this much below the threshold (silero's own choice)
+AFTER_SECONDS = 0.4  # silence kept after speech
 MIN_SPEECH_FRAMES = 3  # a click is no speech
 
 Samples = npt.NDArray[np.float32]
@@ -38,7 +39,7 @@ class CutPolicy:
     limit_seconds: float = 30.0
     threshold: float = 0.4
     before_seconds: float = 0.4
-    after_seconds: float = 0.4
+    after_seconds: float = AFTER_SECONDS
     silence_seconds: float = 4.0
 
 
