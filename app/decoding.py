@@ -173,6 +173,7 @@ def _placed(attempt: _Attempt, temperature: float, start: float) -> list[Segment
                 text=text,
                 tokens=segment.tokens,
                 logprobs=segment.logprobs,
+                spelling=segment.spelling,
                 window_start=start,
                 temperature=temperature,
                 avg_logprob=outcome.avg_logprob,

@@ -29,6 +29,7 @@ class Options:
 class Segment:
     """A stretch of speech with its times in the file, in seconds, and the signals of the decode that it comes from.
 
+    `tokens`, `logprobs` and `spelling` (the tokens' bytes) are of one length.
     `text` begins with a space where its script has them; `window_start` is where its window begins, in seconds.
     """
 
@@ -37,6 +38,7 @@ class Segment:
     text: str
     tokens: tuple[int, ...]
     logprobs: tuple[float, ...]
+    spelling: tuple[bytes, ...]
     window_start: float
     temperature: float
     avg_logprob: float

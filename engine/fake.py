@@ -173,7 +173,8 @@ class FakeEngine:
             raise EngineFailedError("the script lost this request")
         text, count = "".join(reply.pieces), len(reply.pieces)
         tokens, logprobs = tuple(range(count)), (reply.avg_logprob,) * count
-        segment = Segment(0.0, len(request.samples) / self._limits.sample_rate, text, tokens, logprobs)
+        spelling = tuple(piece.encode() for piece in reply.pieces)
+        segment = Segment(0.0, len(request.samples) / self._limits.sample_rate, text, tokens, logprobs, spelling)
         outcome = Outcome(
             reply.finish_reason,
             Usage(len(request.samples) // 320, 1, count),

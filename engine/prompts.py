@@ -7,6 +7,7 @@ previous text, no speech, no timestamps, and 1,501 timestamps from 0.00 to 30.00
 Ids are computed from the vocabulary's size, because names vary (`<|nospeech|>` is `<|nocaptions|>` in older files).
 """
 
+import functools
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
@@ -30,6 +31,20 @@ LANGUAGE_CODES: tuple[str, ...] = tuple(
     yi lo uz fo ht ps tk nn mt sa lb my bo tl mg as tt haw ln ha ba jw su yue
     """.split()  # noqa: SIM905
 )
+
+
+@functools.cache
+def _byte_of_character() -> dict[str, int]:
+    """Return GPT-2's alphabet (openai/gpt-2, `bytes_to_unicode`): printable bytes are themselves, the rest begins at U+0100."""
+    printable = [*range(ord("!"), ord("~") + 1), *range(ord("¡"), ord("¬") + 1), *range(ord("®"), ord("ÿ") + 1)]
+    others = [byte for byte in range(256) if byte not in printable]
+    return {chr(byte): byte for byte in printable} | {chr(256 + i): byte for i, byte in enumerate(others)}
+
+
+def spelling(entry: str) -> bytes:
+    """Return the bytes of a vocabulary entry, which may be part of a character."""
+    alphabet = _byte_of_character()
+    return bytes(alphabet[character] for character in entry if character in alphabet)
 
 
 class UnknownVocabularyError(ValueError):

@@ -12,13 +12,14 @@ from engine.prompts import TIMESTAMP_STEP_SECONDS, TokenLayout
 
 @dataclass(frozen=True, slots=True)
 class Segment:
-    """A stretch of speech: seconds from the window's start, text as decoded, its tokens and their log-probabilities."""
+    """A stretch of speech: seconds from the window's start, text as decoded, its tokens, their bytes and log-probabilities."""
 
     start: float
     end: float
     text: str
     tokens: tuple[int, ...]
     logprobs: tuple[float, ...]
+    spelling: tuple[bytes, ...]
 
 
 def split_segments(
@@ -28,6 +29,7 @@ def split_segments(
     layout: TokenLayout,
     seconds: float,
     detokenize: Callable[[Sequence[int]], str],
+    spell: Callable[[int], bytes],
 ) -> tuple[Segment, ...]:
     """Return the segments of a window.
 
@@ -37,6 +39,7 @@ def split_segments(
         layout: tells timestamps from text.
         seconds: length of the window's audio; no time lies past it.
         detokenize: turns text tokens into text.
+        spell: gives one token's bytes, which may be part of a character.
 
     """
     segments: list[Segment] = []
@@ -46,7 +49,10 @@ def split_segments(
 
     def close(end: float) -> None:
         begin = min(start, seconds)
-        segments.append(Segment(begin, min(max(end, begin), seconds), detokenize(text), tuple(text), tuple(scores)))
+        end = min(max(end, begin), seconds)
+        segments.append(
+            Segment(begin, end, detokenize(text), tuple(text), tuple(scores), tuple(spell(token) for token in text))
+        )
         text.clear()
         scores.clear()
 

@@ -45,7 +45,7 @@ from engine.base import (
     check_request,
 )
 from engine.checkpoints import Checkpoint, CheckpointError, resolve
-from engine.prompts import DecoderPrompt, TokenLayout, decoder_prompt
+from engine.prompts import DecoderPrompt, TokenLayout, decoder_prompt, spelling
 from engine.segments import Segment, split_segments
 
 if TYPE_CHECKING:
@@ -319,6 +319,7 @@ class _Reading:
                 layout=layout,
                 seconds=prepared.seconds,
                 detokenize=lambda tokens: self._model.tokenizer.decode(list(tokens)),
+                spell=lambda token: spelling(self._model.tokenizer.id_to_token(token) or ""),
             )
         text_tokens = sum(token < layout.end_of_text for token in self._tokens)
         return Outcome(

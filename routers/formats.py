@@ -10,41 +10,66 @@ from fastapi.responses import JSONResponse, PlainTextResponse, Response
 
 from app.captions import srt, vtt
 from app.languages import name_of
-from app.transcript import Options, Segment, Transcript
+from app.transcript import Segment, Transcript
 from engine.base import Usage
+from engine.prompts import Task
+from routers.forms import TranslationForm
 
 FRAMES_PER_SECOND = 100  # of the log-mel spectrogram, in which `seek` counts
 
 
-def respond(transcript: Transcript, response_format: str, options: Options) -> Response:
+def respond(transcript: Transcript, form: TranslationForm, task: Task) -> Response:
     """Write the whole response."""
-    match response_format:
+    match form.response_format:
         case "text":
             return PlainTextResponse(transcript.text + "\n")
         case "srt":
             return PlainTextResponse(srt(transcript.segments))
         case "vtt":
             return PlainTextResponse(vtt(transcript.segments))
+        case "verbose_json":
+            return JSONResponse(_timed(transcript, task) | {"usage": _duration(transcript)})
         case _:
-            return JSONResponse(body(transcript, response_format, options))
+            return JSONResponse({"text": transcript.text, **_logprobs(transcript, form), "usage": _tokens(transcript.usage)})
 
 
-def body(transcript: Transcript, response_format: str, options: Options) -> dict[str, Any]:
-    """Write the JSON object of `json` or `verbose_json`."""
-    if response_format == "verbose_json":
-        return {
-            "task": options.task,
-            "language": name_of(transcript.language or "en") if options.task == "transcribe" else "english",
-            "duration": round(transcript.seconds, 3),
-            "text": transcript.text,
-            "segments": [_segment(i, segment) for i, segment in enumerate(transcript.segments)],
-            "usage": {"type": "duration", "seconds": math.ceil(transcript.seconds)},
-        }
-    return {"text": transcript.text, "usage": usage(transcript.usage)}
+def done_event(transcript: Transcript, form: TranslationForm, task: Task) -> dict[str, Any]:
+    """Write the `transcript.text.done` event; a format with times adds its fields."""
+    timed = _timed(transcript, task) if form.response_format == "verbose_json" else {}
+    return timed | {
+        "type": "transcript.text.done",
+        "text": transcript.text,
+        **_logprobs(transcript, form),
+        "usage": _tokens(transcript.usage),
+    }
 
 
-def usage(spent: Usage) -> dict[str, Any]:
-    """Write the usage in tokens."""
+def _timed(transcript: Transcript, task: Task) -> dict[str, Any]:
+    return {
+        "task": task,
+        "language": "english" if task == "translate" else name_of(transcript.language or "en"),
+        "duration": round(transcript.seconds, 3),
+        "text": transcript.text,
+        "segments": [_segment(i, segment) for i, segment in enumerate(transcript.segments)],
+    }
+
+
+def _logprobs(transcript: Transcript, form: TranslationForm) -> dict[str, Any]:
+    if not form.wants_logprobs:
+        return {}
+    entries = [
+        {"token": piece.decode(errors="replace"), "logprob": logprob, "bytes": list(piece)}
+        for segment in transcript.segments
+        for piece, logprob in zip(segment.spelling, segment.logprobs, strict=True)
+    ]
+    return {"logprobs": entries}
+
+
+def _duration(transcript: Transcript) -> dict[str, Any]:
+    return {"type": "duration", "seconds": math.ceil(transcript.seconds)}
+
+
+def _tokens(spent: Usage) -> dict[str, Any]:
     return {
         "type": "tokens",
         "input_tokens": spent.audio_tokens + spent.prompt_tokens,
@@ -67,12 +92,3 @@ def _segment(number: int, segment: Segment) -> dict[str, Any]:
         "compression_ratio": segment.compression_ratio,
         "no_speech_prob": segment.no_speech_prob,
     }
-
-
-def event(transcript: Transcript, response_format: str, options: Options) -> dict[str, Any]:
-    """Write the `transcript.text.done` event; a format with times adds its fields."""
-    done = {"type": "transcript.text.done", "text": transcript.text, "usage": usage(transcript.usage)}
-    if response_format == "verbose_json":
-        verbose = body(transcript, response_format, options)
-        done |= {key: verbose[key] for key in ("task", "language", "duration", "segments")}
-    return done

@@ -72,6 +72,11 @@ class TranslationForm(BaseModel):
         return CutPolicy()
 
     @property
+    def wants_logprobs(self) -> bool:
+        """Whether the client wants each token's log-probability."""
+        return False
+
+    @property
     def spoken_language(self) -> str | None:
         """What the client says that is spoken."""
         return None
@@ -101,7 +106,7 @@ class TranscriptionForm(TranslationForm):
     timestamp_granularities: list[Literal["word", "segment"]] = Field(
         ["segment"], description="`segment`; `word` is not served so far. Needs verbose_json."
     )
-    include: list[str] = Field([], description="`logprobs` is not served so far.")
+    include: list[Literal["logprobs"]] = Field([], description="`logprobs`: each token's log-probability; with json only.")
     keywords: list[str] = Field([], description="Words to expect; also taken as `hotwords` and `context_bias`.")
     chunking_strategy: Chunking | None = Field(
         None, description="Where to cut: `auto`, or `server_vad` with its numbers; else windows are as long as may be."
@@ -111,6 +116,11 @@ class TranscriptionForm(TranslationForm):
     def context(self) -> str:
         """What the model is told before the audio: the prompt, and the words to expect."""
         return " ".join(part for part in (self.prompt, ", ".join(self.keywords)) if part)
+
+    @property
+    def wants_logprobs(self) -> bool:
+        """Whether the client wants each token's log-probability."""
+        return bool(self.include)
 
     @property
     def policy(self) -> CutPolicy:
@@ -157,8 +167,11 @@ class TranscriptionForm(TranslationForm):
                     "timestamp_granularities[] 'word' is not served here. Use 'segment' instead.",
                     param="timestamp_granularities",
                 )
-        if self.include:
-            raise UnsupportedValueError(f"include[] {self.include[0]!r} is not served here.", param="include")
+        if self.include and self.response_format != "json":
+            raise UnsupportedValueError(
+                f"include[] 'logprobs' is not compatible with response_format {self.response_format!r}. Use 'json' instead.",
+                param="include",
+            )
         return self
 
 

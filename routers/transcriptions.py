@@ -44,10 +44,10 @@ async def _answer(request: Request, services: Services, request_id: str, kind: t
         holding.callback(speech.close)
         run = services.transcriber.run(permit, speech, options, request_id=request_id, stream=form.streams)
         if form.streams:
-            response: Response = event_stream(_events(run, form.response_format, options), holding=holding.pop_all())
+            response: Response = event_stream(_events(run, form, task), holding=holding.pop_all())
         else:
             transcript = await unless_client_leaves(request, _last(run))
-            response = formats.respond(transcript, form.response_format, options)
+            response = formats.respond(transcript, form, task)
     if form.ignored:
         response.headers["x-steno-ignored-fields"] = ", ".join(map(quote, form.ignored))
     return response
@@ -62,11 +62,11 @@ async def _last(run: AsyncGenerator[TextDelta | Transcript, None]) -> Transcript
 
 
 async def _events(
-    run: AsyncGenerator[TextDelta | Transcript, None], response_format: str, options: Options
+    run: AsyncGenerator[TextDelta | Transcript, None], form: TranslationForm, task: Task
 ) -> AsyncGenerator[dict[str, Any], None]:
     async with aclosing(run):
         async for item in run:
             if isinstance(item, TextDelta):
                 yield {"type": "transcript.text.delta", "delta": item.text}
             else:
-                yield formats.event(item, response_format, options)
+                yield formats.done_event(item, form, task)

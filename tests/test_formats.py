@@ -1,6 +1,7 @@
 """Captions, languages, quality, and the shapes of the response formats."""
 
 import importlib.util
+import json
 import re
 from pathlib import Path
 
@@ -10,14 +11,17 @@ from openai.types.audio import TranscriptionVerbose
 from app.captions import srt, vtt
 from app.languages import NAMES, OTHER_NAMES, code_of, name_of
 from app.quality import compression_ratio, judge, temperatures
-from app.transcript import Options, Segment, Transcript
+from app.settings import Settings
+from app.transcript import Segment, Transcript
 from engine.base import Usage
-from engine.prompts import LANGUAGE_CODES
+from engine.checkpoints import resolve
+from engine.prompts import LANGUAGE_CODES, spelling
 from routers import formats
+from routers.forms import TranscriptionForm
 
 
 def segment(start: float, end: float, text: str = " word", window_start: float = 0.0) -> Segment:
-    return Segment(start, end, text, (1, 2), (-0.1, -0.2), window_start, 0.2, -0.3, 1.1, 0.04)
+    return Segment(start, end, text, (1, 2), (-0.1, -0.2), (b" wo", b"rd"), window_start, 0.2, -0.3, 1.1, 0.04)
 
 
 # --- captions: the milliseconds that others got wrong ----------------------------------------------------------------
@@ -126,18 +130,37 @@ def test_temperatures_rise_from_what_was_asked_for(first: float, steps: tuple[fl
 TRANSCRIPT = Transcript("word word", "de", 8.4701, (segment(0, 1.00049), segment(31, 32.5, window_start=30.25)), Usage(9, 1, 4))
 
 
+VERBOSE = TranscriptionForm(model="m", response_format="verbose_json")
+
+
+def body(task: str = "transcribe") -> dict:
+    return json.loads(formats.respond(TRANSCRIPT, VERBOSE, task).body)
+
+
 def test_verbose_json_is_what_the_sdk_expects_to_the_letter():
-    body = formats.body(TRANSCRIPT, "verbose_json", Options())
-    parsed = TranscriptionVerbose.model_validate(body, strict=True)
+    parsed = TranscriptionVerbose.model_validate(body(), strict=True)
     assert (parsed.language, parsed.duration, parsed.text) == ("german", 8.47, "word word")
     assert [s.id for s in parsed.segments] == [0, 1]
     assert [s.seek for s in parsed.segments] == [0, 3025]
     assert (parsed.segments[0].end, parsed.segments[1].start) == (1.0, 31.0)
     assert (parsed.segments[0].avg_logprob, parsed.segments[0].no_speech_prob) == (-0.3, 0.04)
-    assert body["task"] == "transcribe"
-    assert body["usage"] == {"type": "duration", "seconds": 9}
+    assert body()["task"] == "transcribe"
+    assert body()["usage"] == {"type": "duration", "seconds": 9}
 
 
 def test_a_translation_says_so():
-    body = formats.body(TRANSCRIPT, "verbose_json", Options(task="translate"))
-    assert (body["task"], body["language"]) == ("translate", "english")
+    assert (body("translate")["task"], body("translate")["language"]) == ("translate", "english")
+
+
+def test_the_spelling_of_every_vocabulary_entry_is_gpt2s():
+    from whisper.tokenizer import get_tokenizer
+
+    theirs = get_tokenizer(True).encoding
+    path = resolve("base", Settings(_env_file=None).cache_dir).path / "tokenizer.json"
+    vocabulary = json.loads(path.read_text())["model"]["vocab"]
+    wrong = [
+        entry
+        for entry, token in vocabulary.items()
+        if token < 50257 and spelling(entry) != theirs.decode_single_token_bytes(token)
+    ]
+    assert not wrong

@@ -19,6 +19,7 @@ def split(tokens: list[int], seconds: float = 30.0) -> list[tuple[float, float, 
         layout=LAYOUT,
         seconds=seconds,
         detokenize=lambda ids: " ".join(map(str, ids)),
+        spell=lambda token: b"%d" % token,
     )
     assert all(len(s.tokens) == len(s.logprobs) for s in segments)
     return [(round(s.start, 2), round(s.end, 2), s.text) for s in segments]
@@ -44,5 +45,8 @@ def test_segments(tokens: list[int], expected: list[tuple[float, float, str]]):
 
 def test_the_log_probabilities_stay_with_their_tokens():
     tokens = [at(0), 11, 12, at(2), at(2), 13]
-    one, two = split_segments(tokens, [0, -1, -2, 0, 0, -3], layout=LAYOUT, seconds=9, detokenize=str)
+    one, two = split_segments(
+        tokens, [0, -1, -2, 0, 0, -3], layout=LAYOUT, seconds=9, detokenize=str, spell=lambda token: b"%d" % token
+    )
+    assert (one.spelling, two.spelling) == ((b"11", b"12"), (b"13",))
     assert (one.tokens, one.logprobs, two.tokens, two.logprobs) == ((11, 12), (-1, -2), (13,), (-3,))

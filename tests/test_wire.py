@@ -216,7 +216,8 @@ def test_a_failure_without_stream_is_a_500_in_shape(gateway: Gateway):
             "timestamp_granularities",
             "invalid_value",
         ),
-        ({"include[]": "logprobs"}, "include", "unsupported_value"),
+        ({"include[]": "logprobs", "response_format": "text"}, "include", "unsupported_value"),
+        ({"include[]": "everything"}, "include", "invalid_value"),
         ({"response_format": "diarized_json"}, "response_format", "unsupported_value"),
         ({"response_format": "xml"}, "response_format", "unsupported_value"),
         ({"response_format": "JSON"}, "response_format", "unsupported_value"),
@@ -354,6 +355,16 @@ def test_an_english_only_model_refuses_to_translate():
         with pytest.raises(openai.BadRequestError) as refusal:
             gateway.client().audio.translations.create(model="whisper-1", file=ONE_SECOND)
         assert refusal.value.param == "model"
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_log_probabilities_come_with_their_tokens_and_bytes(gateway: Gateway, stream: bool):
+    create = gateway.client().audio.transcriptions.create
+    answer = create(model="whisper-1", file=ONE_SECOND, include=["logprobs"], prompt="scripts", stream=stream)
+    last = list(answer)[-1] if stream else answer
+    assert b"".join(bytes(map(int, entry.bytes)) for entry in last.logprobs).decode().strip() == last.text
+    assert [entry.token for entry in last.logprobs] == list(PIECES)
+    assert all(entry.logprob < 0 for entry in last.logprobs)
 
 
 def test_the_time_it_took_is_told(gateway: Gateway):
