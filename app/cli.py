@@ -24,6 +24,7 @@ from app.settings import Settings
 
 app = typer.Typer(no_args_is_help=True, add_completion=False, help="OpenAI's audio API in front of one shared vLLM engine.")
 GRACE_SECONDS = 30  # what a stop leaves to the transcriptions in progress
+KEEP_ALIVE_SECONDS = 75  # longer than clients and proxies keep idle connections: a POST into a closing one is lost
 
 out, err = Console(), Console(stderr=True, soft_wrap=True, highlight=False)
 
@@ -141,6 +142,7 @@ def serve(settings: Settings) -> None:
                 create_app(services),
                 log_config=None,
                 access_log=settings.log_level in ("debug", "info"),
+                timeout_keep_alive=KEEP_ALIVE_SECONDS,
                 timeout_graceful_shutdown=GRACE_SECONDS,
             )
         )

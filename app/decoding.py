@@ -18,6 +18,7 @@ import numpy as np
 
 from app.quality import AVG_LOGPROB_LIMIT, COMPRESSION_RATIO_LIMIT, compression_ratio, judge, temperatures
 from app.transcript import Segment
+from app.words import words_of
 from engine.base import DecodeRequest, Engine, Outcome, Usage
 
 logger = logging.getLogger(__name__)
@@ -50,6 +51,7 @@ class WindowDecoder:
 
     Args:
         engine: where.
+        words: whether the times of words are wanted.
         stream: whether somebody waits for text before its window has ended.
         show: receives the window's text, piece by piece; they join to the text of its segments.
         tell_language: receives the language as soon as the engine tells it.
@@ -60,11 +62,13 @@ class WindowDecoder:
         self,
         engine: Engine,
         *,
+        words: bool = False,
         stream: bool,
         show: Callable[[str], None],
         tell_language: Callable[[str], None],
     ) -> None:
         self._engine = engine
+        self._words = words
         self._stream = stream
         self._show = show
         self._tell_language = tell_language
@@ -85,6 +89,8 @@ class WindowDecoder:
             if not attempt.shown:
                 for segment in segments:
                     self._show(segment.text)
+            if self._words and segments:
+                segments = await self._with_words(replace(request, samples=samples, language=attempt.language), segments, start)
             result.segments += segments
             seconds = len(samples) / rate
             covered = max((segment.end for segment in segments), default=start + seconds) - start
@@ -93,6 +99,18 @@ class WindowDecoder:
             logger.info("%s: %.1f s of speech were left out, taking them up again", request.id, seconds - covered)
             samples = samples[int(covered * rate) :]
             start += covered
+
+    async def _with_words(self, request: DecodeRequest, segments: list[Segment], start: float) -> list[Segment]:
+        """Align the segments' tokens with the sound, and give each segment its words."""
+        tokens = [token for segment in segments for token in segment.tokens]
+        times = [start + time for time in await self._engine.align(request, tokens)]
+        timed, first = [], 0
+        for segment in segments:
+            last = first + len(segment.tokens)
+            words = words_of(segment.spelling, times[first : last + 1], request.language)
+            timed.append(replace(segment, words=tuple(words)))
+            first = last
+        return timed
 
     async def _best_attempt(self, request: DecodeRequest, result: WindowText) -> tuple[_Attempt, float]:
         """Decode at rising temperatures until the text can be trusted; else return the likeliest of what came."""

@@ -229,6 +229,7 @@ class _FileWork:
             language = None if first and not self._language.done() else await asyncio.shield(self._language)
             decoder = WindowDecoder(
                 self._engine,
+                words=self._options.words,
                 stream=self._stream,
                 show=job.events.put_nowait,
                 tell_language=self._settle_language,

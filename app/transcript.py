@@ -3,6 +3,7 @@
 import unicodedata
 from dataclasses import dataclass
 
+from app.words import Word
 from engine.base import Usage
 from engine.prompts import Task
 
@@ -17,12 +18,13 @@ _HANGUL = (range(0x1100, 0x1200), range(0x3130, 0x3190), range(0xA960, 0xA980), 
 
 @dataclass(frozen=True, slots=True)
 class Options:
-    """How to transcribe a file. `language` is a code of the engine, or None to detect it."""
+    """How to transcribe a file. `language` is a code of the engine, or None to detect it; `words` asks for their times."""
 
     language: str | None = None
     prompt: str = ""
     temperature: float = 0.0
     task: Task = "transcribe"
+    words: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,6 +46,7 @@ class Segment:
     avg_logprob: float
     compression_ratio: float
     no_speech_prob: float
+    words: tuple[Word, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

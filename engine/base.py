@@ -10,7 +10,7 @@ Every decode is a request of its own to one engine that batches continuously; no
 Implementations: `engine.vllm_engine.VllmEngine`, and `engine.fake.FakeEngine`, scripted and deterministic.
 """
 
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Sequence
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Literal, Protocol, Self
@@ -26,7 +26,7 @@ FinishReason = Literal["stop", "length", "repetition"]
 AudioContext = Literal["full", "true"]
 
 MAX_AMPLITUDE = 10.0  # 1, and room for what resamplers overshoot; integers that were not scaled are a mistake
-Ability = Literal["detection", "translation", "prompt"]
+Ability = Literal["detection", "translation", "prompt", "words"]
 
 
 class EngineError(Exception):
@@ -206,6 +206,17 @@ class Engine(Protocol):
             InvalidRequestError: before anything is submitted.
             EngineUnavailableError: before anything is submitted.
             EngineFailedError: when the engine lost the request.
+
+        """
+
+    async def align(self, request: DecodeRequest, tokens: Sequence[int]) -> tuple[float, ...]:
+        """Tell when each of a decode's text tokens begins and, last, when the last one ends, in seconds of its audio.
+
+        `request.language` must be the one that was decoded.
+
+        Raises:
+            InvalidRequestError: if the request cannot be decoded.
+            EngineUnavailableError: before the model is known.
 
         """
 

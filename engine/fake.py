@@ -7,7 +7,7 @@ For tests, for work on a client, and for loads that a small machine's real engin
 import asyncio
 import heapq
 import itertools
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator, Callable, Sequence
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Self
@@ -77,7 +77,7 @@ class FakeEngine:
         self._limits = EngineLimits(
             concurrency=concurrency,
             languages=LANGUAGE_CODES[:99] if multilingual else ("en",),
-            abilities=frozenset(("detection", "translation", "prompt") if multilingual else ("prompt",)),
+            abilities=frozenset(("detection", "translation", "prompt", "words") if multilingual else ("prompt", "words")),
         )
         self._state = EngineState("starting", "a scripted start")
         self._settled = asyncio.Event()
@@ -156,6 +156,12 @@ class FakeEngine:
             self._requests -= 1
             if not finished:
                 self.aborted.append(request.id)
+
+    async def align(self, request: DecodeRequest, tokens: Sequence[int]) -> tuple[float, ...]:
+        """Spread the tokens evenly over the audio."""
+        check_request(request, self._limits)
+        seconds = len(request.samples) / self._limits.sample_rate
+        return tuple(seconds * i / max(1, len(tokens)) for i in range(len(tokens) + 1))
 
     async def _say(self, request: DecodeRequest, reply: Reply) -> AsyncGenerator[Delta, None]:
         language = request.language or reply.language

@@ -10,7 +10,6 @@ Any exception in vLLM's worker kills the engine for everyone, so every request i
 
 import asyncio
 import contextlib
-import gc
 import logging
 import math
 import multiprocessing
@@ -19,7 +18,7 @@ import re
 import threading
 import time
 import uuid
-from collections.abc import AsyncGenerator, AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterator, Sequence
 from dataclasses import dataclass, replace
 from multiprocessing.process import BaseProcess
 from pathlib import Path
@@ -52,6 +51,8 @@ if TYPE_CHECKING:
     from tokenizers import Tokenizer
     from vllm import SamplingParams
     from vllm.v1.engine.async_llm import AsyncLLM
+
+    from engine.alignment import Aligner
 
 logger = logging.getLogger(__name__)
 
@@ -125,11 +126,10 @@ class VllmEngine:
         llm, self._llm = self._llm, None
         if llm is not None:
             await anyio.to_thread.run_sync(llm.shutdown)
-            del llm
+            llm.shutdown = lambda *_: None  # vLLM calls it once more at the interpreter's end, and fails
         elif self._building:  # vLLM may have spawned its process already
             for child in set(multiprocessing.active_children()) - self._other_children:
                 child.kill()
-        gc.collect()  # what is left of vLLM's client would stop it once more at the interpreter's end, and fail
 
     # --- start-up ---------------------------------------------------------------------------------------------------
 
@@ -233,6 +233,12 @@ class VllmEngine:
         async with contextlib.aclosing(self._decode(request)) as deltas:
             async for delta in deltas:
                 yield delta
+
+    async def align(self, request: DecodeRequest, tokens: Sequence[int]) -> tuple[float, ...]:
+        """Tell when each token was said; see the protocol."""
+        if self._model is None:
+            raise EngineUnavailableError(self.state)
+        return await anyio.to_thread.run_sync(self._model.align, request, tokens, limiter=self._workers)
 
     # --- one request ------------------------------------------------------------------------------------------------
 
@@ -365,6 +371,7 @@ class _LoadedModel:
     dtype: str
     threads: int
     on_cpu: bool
+    aligner: "Aligner"
 
     @classmethod
     def load(cls, checkpoint: Checkpoint, options: VllmOptions) -> "_LoadedModel":
@@ -373,12 +380,16 @@ class _LoadedModel:
         from tokenizers import Tokenizer
         from vllm.platforms import current_platform
 
+        from engine.alignment import Aligner
+
         torch.set_num_threads(1)  # this process makes log-mels, one per worker thread
         layout = checkpoint.layout
         on_cpu = current_platform.is_cpu()
         dtype = _dtype(options.dtype, on_cpu)
         threads = options.threads or _default_threads()
-        abilities: tuple[Ability, ...] = ("detection", "translation", "prompt") if layout.multilingual else ("prompt",)
+        abilities: tuple[Ability, ...] = (
+            ("detection", "translation", "prompt", "words") if layout.multilingual else ("prompt", "words")
+        )
         return cls(
             checkpoint=checkpoint,
             layout=layout,
@@ -393,6 +404,7 @@ class _LoadedModel:
             dtype=dtype,
             threads=threads,
             on_cpu=on_cpu,
+            aligner=Aligner(checkpoint.path, layout, checkpoint.n_mels),
         )
 
     def prepare(self, request: DecodeRequest) -> _Prepared:
@@ -436,6 +448,13 @@ class _LoadedModel:
             language=language,
             timestamps=request.timestamps,
         )
+
+    def align(self, request: DecodeRequest, tokens: Sequence[int]) -> tuple[float, ...]:
+        """Find when each token was said."""
+        check_request(request, self.limits)
+        prompt = decoder_prompt(self.layout, language=request.language or "en", task=request.task, timestamps=True)
+        start = (*prompt.token_ids, *(step[0] for step in prompt.forced))
+        return tuple(self.aligner.align(request.samples, tokens, start).tolist())
 
     def _previous_tokens(self, text: str) -> list[int]:
         """Encode text as openai-whisper does. Special tokens that a user may have written out are left away."""

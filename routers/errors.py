@@ -20,6 +20,8 @@ from app.errors import (
 
 logger = logging.getLogger(__name__)
 
+MAX_MESSAGE = 1000  # characters: messages quote what the client sent, however long it is
+
 # The first that fits, so subclasses come before their base: error -> HTTP status, OpenAI's type.
 TABLE: tuple[tuple[type[StenoError], int, str], ...] = (
     (UploadTooLargeError, 413, "invalid_request_error"),
@@ -38,6 +40,7 @@ def status_and_type(error: StenoError) -> tuple[int, str]:
 
 def error_body(message: str, kind: str, *, param: str | None = None, code: str | None = None) -> dict[str, Any]:
     """Build OpenAI's error object; all four keys are always there."""
+    message = message if len(message) <= MAX_MESSAGE else message[: MAX_MESSAGE - 3] + "..."
     return {"error": {"message": message, "type": kind, "param": param, "code": code}}
 
 

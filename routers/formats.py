@@ -28,14 +28,14 @@ def respond(transcript: Transcript, form: TranslationForm, task: Task) -> Respon
         case "vtt":
             return PlainTextResponse(vtt(transcript.segments))
         case "verbose_json":
-            return JSONResponse(_timed(transcript, task) | {"usage": _duration(transcript)})
+            return JSONResponse(_timed(transcript, form, task) | {"usage": _duration(transcript)})
         case _:
             return JSONResponse({"text": transcript.text, **_logprobs(transcript, form), "usage": _tokens(transcript.usage)})
 
 
 def done_event(transcript: Transcript, form: TranslationForm, task: Task) -> dict[str, Any]:
     """Write the `transcript.text.done` event; a format with times adds its fields."""
-    timed = _timed(transcript, task) if form.response_format == "verbose_json" else {}
+    timed = _timed(transcript, form, task) if form.response_format == "verbose_json" else {}
     return timed | {
         "type": "transcript.text.done",
         "text": transcript.text,
@@ -44,14 +44,19 @@ def done_event(transcript: Transcript, form: TranslationForm, task: Task) -> dic
     }
 
 
-def _timed(transcript: Transcript, task: Task) -> dict[str, Any]:
-    return {
+def _timed(transcript: Transcript, form: TranslationForm, task: Task) -> dict[str, Any]:
+    timed = {
         "task": task,
         "language": "english" if task == "translate" else name_of(transcript.language or "en"),
         "duration": round(transcript.seconds, 3),
         "text": transcript.text,
-        "segments": [_segment(i, segment) for i, segment in enumerate(transcript.segments)],
     }
+    if "segment" in form.granularities:
+        timed["segments"] = [_segment(i, segment) for i, segment in enumerate(transcript.segments)]
+    if "word" in form.granularities:
+        words = [word for segment in transcript.segments for word in segment.words]
+        timed["words"] = [{"word": w.text, "start": round(w.start, 3), "end": round(w.end, 3)} for w in words]
+    return timed
 
 
 def _logprobs(transcript: Transcript, form: TranslationForm) -> dict[str, Any]:

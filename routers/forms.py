@@ -77,6 +77,11 @@ class TranslationForm(BaseModel):
         return False
 
     @property
+    def granularities(self) -> frozenset[str]:
+        """Whose times the client wants."""
+        return frozenset({"segment"})
+
+    @property
     def spoken_language(self) -> str | None:
         """What the client says that is spoken."""
         return None
@@ -104,7 +109,7 @@ class TranscriptionForm(TranslationForm):
     language: str | None = Field(None, description="Code or English name of the spoken language; detected when absent.")
     stream: bool = Field(False, description="Send text as server-sent events while it is decoded.")
     timestamp_granularities: list[Literal["word", "segment"]] = Field(
-        ["segment"], description="`segment`; `word` is not served so far. Needs verbose_json."
+        ["segment"], description="Whose times are wanted; needs verbose_json."
     )
     include: list[Literal["logprobs"]] = Field([], description="`logprobs`: each token's log-probability; with json only.")
     keywords: list[str] = Field([], description="Words to expect; also taken as `hotwords` and `context_bias`.")
@@ -121,6 +126,11 @@ class TranscriptionForm(TranslationForm):
     def wants_logprobs(self) -> bool:
         """Whether the client wants each token's log-probability."""
         return bool(self.include)
+
+    @property
+    def granularities(self) -> frozenset[str]:
+        """Whose times the client wants."""
+        return frozenset(self.timestamp_granularities)
 
     @property
     def policy(self) -> CutPolicy:
@@ -155,18 +165,12 @@ class TranscriptionForm(TranslationForm):
 
     @model_validator(mode="after")
     def _refuse_what_is_not_served(self) -> "TranscriptionForm":
-        if "timestamp_granularities" in self.model_fields_set:
-            if self.response_format != "verbose_json":
-                raise InvalidInputError(
-                    "timestamp_granularities[] needs response_format 'verbose_json'.",
-                    param="timestamp_granularities",
-                    code="invalid_value",
-                )
-            if "word" in self.timestamp_granularities:
-                raise UnsupportedValueError(
-                    "timestamp_granularities[] 'word' is not served here. Use 'segment' instead.",
-                    param="timestamp_granularities",
-                )
+        if "timestamp_granularities" in self.model_fields_set and self.response_format != "verbose_json":
+            raise InvalidInputError(
+                "timestamp_granularities[] needs response_format 'verbose_json'.",
+                param="timestamp_granularities",
+                code="invalid_value",
+            )
         if self.include and self.response_format != "json":
             raise UnsupportedValueError(
                 f"include[] 'logprobs' is not compatible with response_format {self.response_format!r}. Use 'json' instead.",
@@ -233,6 +237,8 @@ def _split(form: FormData) -> tuple[UploadFile, dict[str, Any]]:
         plain, key = match.groups() if match else (name, None)
         plain = _SYNONYMS.get(plain, plain)
         if isinstance(value, UploadFile):
+            if plain == "file" and file is not None:
+                raise InvalidInputError("The form has more than one 'file'. Send one.", param="file", code="invalid_value")
             file = value if plain == "file" else file
         elif plain == "file" or value.strip() in ("", "null"):
             continue

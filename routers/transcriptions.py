@@ -38,7 +38,7 @@ async def _answer(request: Request, services: Services, request_id: str, kind: t
         file, form = await read_form(request, kind, max_file_bytes=services.settings.max_upload_mb << 20)
         holding.callback(file.close)
         services.model(form.model)
-        options = Options(form.spoken_language, form.context, form.temperature, task)
+        options = Options(form.spoken_language, form.context, form.temperature, task, words="word" in form.granularities)
         services.transcriber.check(options)
         speech = await unless_client_leaves(request, services.transcriber.open(permit, file, form.policy))
         holding.callback(speech.close)

@@ -205,11 +205,6 @@ def test_a_failure_without_stream_is_a_500_in_shape(gateway: Gateway):
 @pytest.mark.parametrize(
     ("fields", "param", "code"),
     [
-        (
-            {"timestamp_granularities[]": "word", "response_format": "verbose_json"},
-            "timestamp_granularities",
-            "unsupported_value",
-        ),
         ({"timestamp_granularities[]": "segment"}, "timestamp_granularities", "invalid_value"),
         (
             {"timestamp_granularities": "sentence", "response_format": "verbose_json"},
@@ -336,6 +331,19 @@ def test_formats_with_times_say_when(gateway: Gateway, response_format: str, kin
         point = "," if response_format == "srt" else "."
         assert f"00:00:00{point}000 --> 00:00:01{point}000\n{SAID}\n\n" in response.text
         assert response.text.startswith("1\n" if response_format == "srt" else "WEBVTT\n\n")
+
+
+@pytest.mark.parametrize(
+    ("asked", "given"),
+    [(["word"], {"words"}), (["segment"], {"segments"}), (["word", "segment"], {"words", "segments"}), ([], {"segments"})],
+)
+def test_times_are_given_of_what_was_asked_for(gateway: Gateway, asked: list[str], given: set[str]):
+    fields = {"response_format": "verbose_json", "timestamp_granularities[]": asked}
+    body = post(gateway, fields).json()
+    assert {"words", "segments"} & set(body) == given
+    if "words" in given:
+        assert [word["word"] for word in body["words"]] == SAID.split()
+        assert [(word["start"], word["end"]) for word in body["words"]] == [(0.0, 0.25), (0.25, 0.5), (0.5, 0.75), (0.75, 1.0)]
 
 
 def test_a_stream_of_verbose_json_ends_with_its_segments(gateway: Gateway):
