@@ -10,9 +10,10 @@ was shown is not decoded again, so that nothing shown is taken back.
 
 import logging
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import aclosing
 from dataclasses import dataclass, field, replace
+from itertools import groupby
 
 import numpy as np
 
@@ -20,13 +21,16 @@ from app.quality import AVG_LOGPROB_LIMIT, COMPRESSION_RATIO_LIMIT, compression_
 from app.transcript import Segment
 from app.words import words_of
 from engine.base import DecodeRequest, Engine, Outcome, Usage
+from engine.segments import Segment as Heard
 
 logger = logging.getLogger(__name__)
 
 TOKENS_TO_BELIEVE = 6  # so many must have come before text is shown
 UNCOVERED_SECONDS = 3.0  # speech that a decode left out is taken up again if it is longer than this
 MIN_PROGRESS_SECONDS = 1.0
-_LOOP = re.compile(r"(.{2,200}?)\1{3,}", re.DOTALL)
+LOOP_PENALTY = 1.0  # of average log-probability: a loop is sure of itself
+LOOP_TURNS = 4  # a loop that no temperature breaks is cut if it comes round so often
+_LOOP = re.compile(rf"(.{{2,200}}?)\1{{{LOOP_TURNS - 1},}}", re.DOTALL)
 
 
 @dataclass(slots=True)
@@ -113,7 +117,11 @@ class WindowDecoder:
         return timed
 
     async def _best_attempt(self, request: DecodeRequest, result: WindowText) -> tuple[_Attempt, float]:
-        """Decode at rising temperatures until the text can be trusted; else return the likeliest of what came."""
+        """Decode at rising temperatures until the text can be trusted; else return the best of what came.
+
+        People do repeat themselves, and read lists: what looks like a loop may be right, and is better than what a high
+        temperature made up.
+        """
         attempts: list[tuple[_Attempt, float]] = []
         for temperature in temperatures(request.temperature):
             attempt = await self._attempt(replace(request, temperature=temperature))
@@ -137,7 +145,7 @@ class WindowDecoder:
             if verdict == "good" or attempt.shown:
                 break
             logger.info("%s: the decode at temperature %.1f is %s", request.id, temperature, verdict)
-        return max(attempts, key=lambda made: (made[0].shown, not _loops(made[0]), made[0].outcome.avg_logprob))
+        return max(attempts, key=lambda made: (made[0].shown, _worth(made[0])))
 
     async def _attempt(self, request: DecodeRequest) -> _Attempt:
         self._decodes += 1
@@ -171,6 +179,10 @@ def _believable(text: str, logprobs: list[float]) -> bool:
     )
 
 
+def _worth(attempt: _Attempt) -> float:
+    return attempt.outcome.avg_logprob - (LOOP_PENALTY if _loops(attempt) else 0.0)
+
+
 def _loops(attempt: _Attempt) -> bool:
     return attempt.outcome.finish_reason == "repetition" or compression_ratio(attempt.text) > COMPRESSION_RATIO_LIMIT
 
@@ -180,10 +192,8 @@ def _placed(attempt: _Attempt, temperature: float, start: float) -> list[Segment
     outcome = attempt.outcome
     loops = _loops(attempt) and not attempt.shown
     segments: list[Segment] = []
-    for segment in outcome.segments:
+    for segment in _without_turns(outcome.segments) if loops else outcome.segments:
         text = _LOOP.sub(r"\1", segment.text) if loops else segment.text
-        if loops and segments and segments[-1].text == text:
-            continue
         segments.append(
             Segment(
                 start=start + segment.start,
@@ -200,3 +210,10 @@ def _placed(attempt: _Attempt, temperature: float, start: float) -> list[Segment
             )
         )
     return segments
+
+
+def _without_turns(segments: Iterable[Heard]) -> Iterator[Heard]:
+    """Pass over the turns of a loop after its first."""
+    for _, run in groupby(segments, key=lambda segment: segment.text):
+        turns = list(run)
+        yield from turns[:1] if len(turns) >= LOOP_TURNS else turns

@@ -1,16 +1,14 @@
 """Fixtures, and the budget of the tests on the real engine.
 
-The `real` tests run last, in the order of their marker, on one gateway that starts in the background as soon as the session
-does. `STENO_CI_DEADLINE` (seconds since the epoch) bounds them: past it, those that are not marked `always` are not run, and
+The `real` tests run last, in the order of their marker, on one gateway. It starts after the fast tests: to import vLLM beside
+them, in another thread, disturbs them. `STENO_CI_DEADLINE` (seconds since the epoch) bounds them: past it, those that are not marked `always` are not run, and
 the summary names them. Where it is not set they all run.
 """
 
 import asyncio
 import os
-import threading
 import time
 from collections.abc import Iterator
-from contextlib import ExitStack
 
 import pytest
 
@@ -73,52 +71,15 @@ def no_blocking_calls(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     assert not offences
 
 
-# --- gateways -------------------------------------------------------------------------------------------------------
-
-
-class _RealGateway:
-    """The one gateway on the real engine, started in the background so that fast tests run meanwhile."""
-
-    def __init__(self) -> None:
-        self._stack = ExitStack()
-        self._gateway: Gateway | None = None
-        self._error: BaseException | None = None
-        self._thread = threading.Thread(target=self._start, name="real-gateway", daemon=True)
-        self._thread.start()
-
-    def _start(self) -> None:
-        from app.services import build_engine
-
-        settings = Settings(_env_file=None, model="base")
-        try:
-            self._gateway = self._stack.enter_context(running_gateway(lambda: build_engine(settings), settings))
-        except BaseException as error:
-            self._error = error
-
-    def ready(self) -> Gateway:
-        self._thread.join()
-        if self._gateway is None:
-            raise RuntimeError("the real gateway did not start") from self._error
-        self._gateway.run(asyncio.wait_for, self._gateway.engine.wait_ready(), START_SECONDS)
-        return self._gateway
-
-    def stop(self) -> None:
-        self._thread.join()
-        self._stack.close()
-
-
-def pytest_collection_finish(session: pytest.Session) -> None:
-    wants_real = any("real_gateway" in getattr(item, "fixturenames", ()) for item in session.items)
-    if wants_real and not session.config.option.collectonly:
-        session.config.stash[_REAL] = _RealGateway()
-
-
-_REAL = pytest.StashKey[_RealGateway]()
+# --- the gateway ----------------------------------------------------------------------------------------------------
 
 
 @pytest.fixture(scope="session")
-def real_gateway(request: pytest.FixtureRequest) -> Iterator[Gateway]:
-    """The gateway on the real engine with `base`; waits until it is ready, and stops it after the last test that uses it."""
-    real = request.config.stash[_REAL]
-    yield real.ready()
-    real.stop()
+def real_gateway() -> Iterator[Gateway]:
+    """The one gateway on the real engine with `base`, for all tests that need it."""
+    from app.services import build_engine
+
+    settings = Settings(_env_file=None, model="base")
+    with running_gateway(lambda: build_engine(settings), settings) as gateway:
+        gateway.run(asyncio.wait_for, gateway.engine.wait_ready(), START_SECONDS)
+        yield gateway

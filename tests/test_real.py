@@ -11,6 +11,7 @@ import subprocess
 import sys
 from collections import Counter
 from collections.abc import Iterator
+from contextlib import contextmanager
 
 import httpx
 import jiwer
@@ -159,15 +160,11 @@ def test_the_converted_weights_say_the_same_in_transformers(real_gateway: Gatewa
 # --- tiny.en, as the command runs it ----------------------------------------------------------------------------------
 
 
-def serve_tiny() -> subprocess.Popen[str]:
-    command = [sys.executable, "-m", "app.cli", "serve", "--model", "tiny.en", "--port", "0", "--audio-context", "true"]
-    return subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env=os.environ | {"NO_COLOR": "1"})
-
-
-@pytest.fixture(scope="module")
-def tiny() -> Iterator[tuple[subprocess.Popen[str], str]]:
+@contextmanager
+def tiny_server() -> Iterator[tuple[subprocess.Popen[str], str]]:
     """`steno serve` with tiny.en and true lengths, as a process of its own; its URL is read from what it prints."""
-    process = serve_tiny()
+    command = [sys.executable, "-m", "app.cli", "serve", "--model", "tiny.en", "--port", "0", "--audio-context", "true"]
+    process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env=os.environ | {"NO_COLOR": "1"})
     assert process.stderr is not None
     url = process.stderr.readline().split()[-1]
     try:
@@ -181,6 +178,12 @@ def tiny() -> Iterator[tuple[subprocess.Popen[str], str]]:
     finally:
         process.kill()
         process.wait()
+
+
+@pytest.fixture(scope="module")
+def tiny() -> Iterator[tuple[subprocess.Popen[str], str]]:
+    with tiny_server() as server:
+        yield server
 
 
 @real(60)
@@ -207,12 +210,10 @@ def test_a_terminated_server_leaves_in_order_and_takes_its_engine_along(tiny: tu
 
 
 @real(62)
-def test_a_server_killed_while_it_starts_leaves_no_engine_behind():
-    process = serve_tiny()
-    family = psutil.Process(process.pid)
-    wait_until(lambda: any("spawn_main" in " ".join(c.cmdline()) for c in family.children()), seconds=600)
-    children = family.children(recursive=True)
-    process.kill()
-    process.wait()
-    _, alive = psutil.wait_procs(children, timeout=600)
-    assert not alive
+def test_a_killed_server_takes_its_engine_along():
+    with tiny_server() as (process, _):
+        children = psutil.Process(process.pid).children(recursive=True)
+        assert children
+        process.kill()
+        _, alive = psutil.wait_procs(children, timeout=60)
+        assert not alive
