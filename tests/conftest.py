@@ -1,8 +1,8 @@
 """Fixtures, and the budget of the tests on the real engine.
 
 The `real` tests run last, in the order of their marker, on one gateway. It starts after the fast tests: to import vLLM beside
-them, in another thread, disturbs them. `STENO_CI_DEADLINE` (seconds since the epoch) bounds them: past it, those that are not marked `always` are not run, and
-the summary names them. Where it is not set they all run.
+them, in another thread, disturbs them. `STENO_CI_DEADLINE` (seconds since the epoch) bounds them: past it, those that are not
+marked `always` are not run, and the summary names them. Where it is not set they all run.
 """
 
 import asyncio
