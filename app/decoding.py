@@ -26,9 +26,11 @@ from engine.segments import Segment as Heard
 logger = logging.getLogger(__name__)
 
 TOKENS_TO_BELIEVE = 6  # so many must have come before text is shown
-UNCOVERED_SECONDS = 3.0  # speech that a decode left out is taken up again if it is longer than this
+UNCOVERED_SECONDS = 1.5  # speech that a decode left out is taken up again if it is longer than this
 MIN_PROGRESS_SECONDS = 1.0
-LOOP_PENALTY = 1.0  # of average log-probability: a loop is sure of itself
+# What a text that repeats itself must be likelier by than another, in average log-probability: loops are sure of themselves.
+LOOP_PENALTY = 2.0
+COMPRESSIBLE_PENALTY = 1.0  # a list, or somebody who repeats himself, compresses as well as a loop
 LOOP_TURNS = 4  # a loop that no temperature breaks is cut if it comes round so often
 _LOOP = re.compile(rf"(.{{2,200}}?)\1{{{LOOP_TURNS - 1},}}", re.DOTALL)
 
@@ -86,6 +88,8 @@ class WindowDecoder:
 
         """
         result, samples, rate = WindowText(), request.samples, self._engine.limits.sample_rate
+        if request.language is None and request.previous_text and "detection" in self._engine.limits.abilities:
+            request = replace(request, language=await self._spoken_language(request))
         while True:
             attempt, temperature = await self._best_attempt(replace(request, samples=samples), result)
             result.language = attempt.language
@@ -103,6 +107,16 @@ class WindowDecoder:
             logger.info("%s: %.1f s of speech were left out, taking them up again", request.id, seconds - covered)
             samples = samples[int(covered * rate) :]
             start += covered
+
+    async def _spoken_language(self, request: DecodeRequest) -> str | None:
+        """Ask for the language alone, without the previous text: that would decide it, whatever is spoken."""
+        self._decodes += 1
+        request = replace(request, id=f"{request.id}.{self._decodes}", previous_text="", deltas=True)
+        async with aclosing(self._engine.transcribe(request)) as deltas:
+            async for delta in deltas:
+                if delta.language is not None:
+                    return delta.language
+        return None
 
     async def _with_words(self, request: DecodeRequest, segments: list[Segment], start: float) -> list[Segment]:
         """Align the segments' tokens with the sound, and give each segment its words."""
@@ -180,7 +194,10 @@ def _believable(text: str, logprobs: list[float]) -> bool:
 
 
 def _worth(attempt: _Attempt) -> float:
-    return attempt.outcome.avg_logprob - (LOOP_PENALTY if _loops(attempt) else 0.0)
+    penalty = COMPRESSIBLE_PENALTY if _loops(attempt) else 0.0
+    if attempt.outcome.finish_reason == "repetition" or _LOOP.search(attempt.text):
+        penalty = LOOP_PENALTY
+    return attempt.outcome.avg_logprob - penalty
 
 
 def _loops(attempt: _Attempt) -> bool:
