@@ -247,6 +247,7 @@ def _set_up_logging(level: str) -> None:
         stream=sys.stderr, level=level.upper(), format="%(asctime)s %(levelname)-7s %(name)s: %(message)s", force=True
     )
     if level != "debug":
+        logging.getLogger("uvicorn.access").addFilter(lambda record: "/health" not in record.getMessage())
         for noisy in ("vllm", "asyncio", "httpx", "filelock", "multipart"):
             logging.getLogger(noisy).setLevel(logging.ERROR)
 

@@ -125,6 +125,8 @@ class VllmEngine:
         self._settled.set()
         llm, self._llm = self._llm, None
         if llm is not None:
+            # vLLM stops its process first, and then reports as a failure that it is gone.
+            logging.getLogger("vllm").setLevel(logging.CRITICAL)
             await anyio.to_thread.run_sync(llm.shutdown)
             llm.shutdown = lambda *_: None  # vLLM calls it once more at the interpreter's end, and fails
         elif self._building:  # vLLM may have spawned its process already
