@@ -220,7 +220,7 @@ def test_temperature_and_priority_are_taken(bench: Bench):
 def test_a_multilingual_engine_says_what_it_can(bench: Bench):
     limits = bench.engine.limits
     assert {"en", "de", "zh"} < set(limits.languages)
-    assert {"detection", "translation", "prompt"} == limits.abilities
+    assert {"detection", "translation", "prompt", "words"} == limits.abilities
     assert (limits.window_samples, limits.sample_rate) == (480_000, 16_000)
     assert limits.concurrency >= 1
     assert bench.engine.device

@@ -64,7 +64,7 @@ def nothing_left_behind(request: pytest.FixtureRequest) -> Iterator[None]:
 def post(gateway: Gateway, fields: dict | None = None, *, file: bytes | None = ONE_SECOND, name: str = "a.wav", **options):
     fields = {"model": "whisper-1"} | (fields or {})
     files = {"file": (name, file)} if file is not None else {"other": ("x", b"")}
-    return httpx.post(f"{gateway.url}/v1/audio/transcriptions", data=fields, files=files, timeout=60, **options)
+    return httpx.post(f"{gateway.url}/v1/audio/transcriptions", data=fields, files=files, timeout=60, verify=False, **options)
 
 
 def events(response: httpx.Response) -> list:
