@@ -119,8 +119,8 @@ def serve(settings: Settings) -> None:
     from app.main import create_app
     from app.services import build_services
 
-    _set_up_logging(settings.log_level)
     _require_known_model(settings)
+    _set_up_logging(settings.log_level)
     listener = _listen(settings.host, settings.port)
     url = _url(listener)
     services = build_services(settings)

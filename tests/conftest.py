@@ -10,6 +10,7 @@ import os
 import time
 from collections.abc import Iterator
 
+import hypothesis
 import pytest
 
 os.environ.update(HF_HUB_OFFLINE="1", VLLM_NO_USAGE_STATS="1")
@@ -18,6 +19,9 @@ from app.settings import Settings
 from tests.gateway import Gateway, running_gateway
 
 START_SECONDS = 40 * 60  # an engine has been seen to take 15 minutes on a busy machine
+# The host takes the CPU away at will: how long an example took says nothing.
+hypothesis.settings.register_profile("steno", deadline=None)
+hypothesis.settings.load_profile("steno")
 OUT_OF_BUDGET = "not run: the budget of the real tests is used up"
 
 

@@ -11,7 +11,9 @@ from pathlib import Path
 
 import httpx
 import pytest
+from typer.testing import CliRunner, Result
 
+from app.cli import app
 from tests import speech
 
 STENO = [sys.executable, "-m", "app.cli"]
@@ -25,13 +27,18 @@ def steno(*arguments: str, env: dict[str, str] | None = None, cwd: Path | None =
     return subprocess.run(command, check=False, capture_output=True, text=True, timeout=120, env=environment, cwd=cwd)
 
 
+def told(*arguments: str, env: dict[str, str] | None = None) -> Result:
+    """Run a command that ends at once, in this process."""
+    return CliRunner().invoke(app, arguments, env={"NO_COLOR": "1", "COLUMNS": "200"} | (env or {}))
+
+
 def test_help_lists_the_commands_and_version_prints_one():
-    assert {"serve", "transcribe", "models"} <= set(steno("--help").stdout.split())
-    assert steno("--version").stdout.startswith("steno 0.")
+    assert {"serve", "transcribe", "models"} <= set(told("--help").stdout.split())
+    assert told("--version").stdout.startswith("steno 0.")
 
 
 def test_models_lists_the_shelf(tmp_path: Path):
-    listed = steno("models", "--cache-dir", str(tmp_path)).stdout
+    listed = told("models", "--cache-dir", str(tmp_path)).stdout
     assert "tiny.en" in listed
     assert "base" in listed
     assert "MIT" in listed
@@ -48,8 +55,8 @@ def test_models_lists_the_shelf(tmp_path: Path):
     ],
 )
 def test_a_wrong_setting_ends_with_a_line_that_names_it(arguments: list[str], env: dict[str, str], names: str):
-    ended = steno("serve", *arguments, env=env)
-    assert ended.returncode == 2
+    ended = told("serve", *arguments, env=env)
+    assert ended.exit_code == 2
     assert names in ended.stderr
     assert "Traceback" not in ended.stderr
 

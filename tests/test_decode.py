@@ -428,9 +428,9 @@ def test_more_than_the_longest_audio_is_refused(samples, long):
 
 
 @pytest.mark.parametrize(("codec", "container"), [("aac", "adts"), ("libmp3lame", "mp3"), ("libopus", "ogg"), ("flac", "flac")])
-def test_two_hours_of_silence_are_decoded_no_further_than_the_limit(codec, container, monkeypatch):
+def test_hours_of_silence_are_decoded_no_further_than_the_limit(codec, container, monkeypatch):
     if container == "flac":
-        data = encode(np.zeros(7200 * 8000, np.float32), codec, container, rate=8000)
+        data = encode(np.zeros(1800 * 8000, np.float32), codec, container, rate=8000)
     else:  # a second or a minute of them, many times over
         data = encode(np.zeros(60 * 48_000, np.float32), codec, container, rate=48_000) * 120
     frames = 0
@@ -449,7 +449,7 @@ def test_two_hours_of_silence_are_decoded_no_further_than_the_limit(codec, conta
     monkeypatch.setattr(av, "AudioResampler", Counting)
     with pytest.raises(AudioError, match="longer than 10 seconds"):
         decode(data, rate=RATE, max_seconds=10)
-    assert frames < 2000  # the whole has more than 12,000
+    assert frames < 2000  # the whole has more than 3,000
 
 
 @pytest.fixture

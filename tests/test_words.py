@@ -65,7 +65,8 @@ def openai_whisper(checkpoint: Checkpoint, heads: list[tuple[int, int]]) -> Whis
     return model.eval()
 
 
-@pytest.mark.parametrize("name", ["tiny.en", pytest.param("base", marks=pytest.mark.real(order=70))])
+@pytest.mark.real(order=70)
+@pytest.mark.parametrize("name", ["tiny.en", "base"])
 def test_word_times_are_openai_whispers(name: str):
     checkpoint = resolve(name, Settings(_env_file=None).cache_dir)
     clip = speech.two_cities()
