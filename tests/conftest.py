@@ -13,7 +13,8 @@ from collections.abc import Iterator
 import hypothesis
 import pytest
 
-os.environ.update(HF_HUB_OFFLINE="1", VLLM_NO_USAGE_STATS="1")
+# openai-whisper, the oracle of some tests, compiles with numba what a test runs once.
+os.environ.update(HF_HUB_OFFLINE="1", VLLM_NO_USAGE_STATS="1", NUMBA_DISABLE_JIT="1")
 
 from app.settings import Settings
 from tests.gateway import Gateway, running_gateway

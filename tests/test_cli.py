@@ -115,4 +115,4 @@ def test_transcribe_says_what_is_wrong_with_a_file(tmp_path: Path):
     assert failed.returncode == 1
     assert "Invalid file format" in failed.stderr
     assert "Traceback" not in failed.stderr
-    assert steno("transcribe", str(tmp_path / "absent.wav")).returncode == 2
+    assert told("transcribe", str(tmp_path / "absent.wav")).exit_code == 2

@@ -254,6 +254,7 @@ def gateway() -> Iterator[Gateway]:
         yield gateway
 
 
+@pytest.mark.real(order=101)  # it runs ffmpeg for each: too slow for the fast loop
 @pytest.mark.parametrize("variant", VARIANTS)
 def test_a_file_in_any_form_is_as_long_as_the_clip(gateway: Gateway, clips: Clips, variant: str):
     body = sound(ask(gateway.url, clips.variant(variant), response_format="verbose_json")).json()
@@ -262,6 +263,7 @@ def test_a_file_in_any_form_is_as_long_as_the_clip(gateway: Gateway, clips: Clip
     assert body["usage"] == {"type": "duration", "seconds": math.ceil(body["duration"])}
 
 
+@pytest.mark.real(order=101)
 def test_three_minutes_with_their_index_at_the_end_are_heard_to_the_end(gateway: Gateway, clips: Clips, tmp_path: Path):
     long = ffmpeg(clips.reference, "-af aloop=loop=33:size=86400 -c:a aac -b:a 48k -f ipod", tmp_path / "a.m4a")
     assert long.index(b"mdat") < long.index(b"moov")
