@@ -9,7 +9,6 @@ each of these closes its engine request, which the engine aborts.
 """
 
 import asyncio
-import logging
 from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import aclosing
 from dataclasses import dataclass, field, replace
@@ -34,8 +33,6 @@ from engine.base import (
     InvalidRequestError,
     Usage,
 )
-
-logger = logging.getLogger(__name__)
 
 RETRY_AFTER_SECONDS = {"starting": 15, "draining": 30, "failed": 60}
 _PARAM_OF_FIELD = {"samples": "file", "previous_text": "prompt", "task": "model"}

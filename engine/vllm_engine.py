@@ -137,7 +137,7 @@ class VllmEngine:
 
     def _start_in_thread(self, loop: asyncio.AbstractEventLoop) -> None:
         def report(phase: str) -> None:
-            loop.call_soon_threadsafe(self._set_starting, phase)
+            self._call_back(loop, self._set_starting, phase)
 
         try:
             began = time.monotonic()

@@ -1,14 +1,11 @@
 """Every response carries `x-request-id`: the client's own where it sent a sound one, else a new one. Logs carry it too."""
 
-import logging
 import re
 import time
 import uuid
 
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
-
-logger = logging.getLogger(__name__)
 
 _SOUND = re.compile(r"[\w.:/-]{1,128}", re.ASCII)
 
