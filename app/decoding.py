@@ -18,7 +18,7 @@ from itertools import groupby
 import numpy as np
 
 from app.quality import AVG_LOGPROB_LIMIT, COMPRESSION_RATIO_LIMIT, compression_ratio, judge, temperatures
-from app.transcript import Segment
+from app.transcript import Piece, Segment, Stages
 from app.words import words_of
 from engine.base import DecodeRequest, Engine, Outcome, Usage
 from engine.segments import Segment as Heard
@@ -37,11 +37,19 @@ _LOOP = re.compile(rf"(.{{2,200}}?)\1{{{LOOP_TURNS - 1},}}", re.DOTALL)
 
 @dataclass(slots=True)
 class WindowText:
-    """What became of a window."""
+    """What became of a window that ends at `end` seconds of the file. `temperature` is that of its last decode."""
 
+    end: float
     segments: list[Segment] = field(default_factory=list)
     usage: Usage = field(default_factory=Usage)
+    stages: Stages = field(default_factory=Stages)
     language: str | None = None
+    temperature: float = 0.0
+
+    @property
+    def text(self) -> str:
+        """What was said."""
+        return "".join(segment.text for segment in self.segments)
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,7 +78,7 @@ class WindowDecoder:
         *,
         words: bool = False,
         stream: bool,
-        show: Callable[[str], None],
+        show: Callable[[Piece], None],
         tell_language: Callable[[str], None],
     ) -> None:
         self._engine = engine
@@ -87,16 +95,17 @@ class WindowDecoder:
             EngineError: as the engine does.
 
         """
-        result, samples, rate = WindowText(), request.samples, self._engine.limits.sample_rate
+        samples, rate = request.samples, self._engine.limits.sample_rate
+        result = WindowText(start + len(samples) / rate)
         if request.language is None and request.previous_text and "detection" in self._engine.limits.abilities:
             request = replace(request, language=await self._spoken_language(request))
         while True:
             attempt, temperature = await self._best_attempt(replace(request, samples=samples), result)
-            result.language = attempt.language
+            result.language, result.temperature = attempt.language, temperature
             segments = _placed(attempt, temperature, start)
             if not attempt.shown:
                 for segment in segments:
-                    self._show(segment.text)
+                    self._show(Piece(segment.text, segment.spelling, segment.logprobs))
             if self._words and segments:
                 segments = await self._with_words(replace(request, samples=samples, language=attempt.language), segments, start)
             result.segments += segments
@@ -139,8 +148,9 @@ class WindowDecoder:
         attempts: list[tuple[_Attempt, float]] = []
         for temperature in temperatures(request.temperature):
             attempt = await self._attempt(replace(request, temperature=temperature))
-            result.usage += attempt.outcome.usage
             outcome = attempt.outcome
+            result.usage += outcome.usage
+            result.stages += Stages(queue=outcome.queue_seconds, engine=outcome.engine_seconds)
             verdict = judge(
                 attempt.text,
                 avg_logprob=outcome.avg_logprob,
@@ -164,7 +174,7 @@ class WindowDecoder:
     async def _attempt(self, request: DecodeRequest) -> _Attempt:
         self._decodes += 1
         request = replace(request, id=f"{request.id}.{self._decodes}", deltas=self._stream)
-        held, text, shown, language = "", "", False, None
+        held, text, shown, language = Piece(""), "", False, None
         logprobs: list[float] = []
         async with aclosing(self._engine.transcribe(request)) as deltas:
             async for delta in deltas:
@@ -172,13 +182,13 @@ class WindowDecoder:
                     language = delta.language
                     self._tell_language(language)
                 text += delta.text
-                held += delta.text
+                held += Piece(delta.text, delta.spelling, delta.logprobs)
                 logprobs += delta.logprobs
-                if self._stream and held and _believable(text, logprobs):
+                if self._stream and held.text and _believable(text, logprobs):
                     self._show(held)
-                    held, shown = "", True
+                    held, shown = Piece(""), True
                 if delta.outcome is not None:
-                    if shown and held and delta.outcome.finish_reason == "stop":
+                    if shown and held.text and delta.outcome.finish_reason == "stop":
                         self._show(held)
                     return _Attempt(text, language, delta.outcome, shown)
         raise AssertionError("an engine ends a request with its outcome")

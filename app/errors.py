@@ -5,6 +5,8 @@
     |  |- UnsupportedValueError    understood, but not served
     |  |- AudioError               the file is not audio, or too long
     |  |- UploadTooLargeError
+    |  |- UploadStalledError
+    |  |- UploadBrokenError
     |  `- UnknownModelError
     |- UnavailableError        we cannot take it now; `retry_after` says when to come back
     `- TranscriptionFailedError    accepted, and then lost
@@ -44,9 +46,23 @@ class AudioError(InvalidInputError):
 class UploadTooLargeError(InvalidInputError):
     """The upload has more bytes than allowed."""
 
-    def __init__(self, limit: int, size: int | None = None) -> None:
+    def __init__(self, limit: int, size: int | None = None, *, param: str = "file") -> None:
         seen = f" ({size} bytes)" if size is not None else ""
-        super().__init__(f"Maximum content size limit ({limit}) exceeded{seen}.", param="file", code="request_too_large")
+        super().__init__(f"Maximum content size limit ({limit}) exceeded{seen}.", param=param, code="request_too_large")
+
+
+class UploadStalledError(InvalidInputError):
+    """The client stopped sending in the middle of its upload."""
+
+    def __init__(self, seconds: float) -> None:
+        super().__init__(f"The upload stood still for {seconds:g} seconds.", code="request_timeout")
+
+
+class UploadBrokenError(InvalidInputError):
+    """The upload ended in its middle, or nobody waits for the rest of it."""
+
+    def __init__(self) -> None:
+        super().__init__("The upload broke off.", param="file")
 
 
 class UnknownModelError(InvalidInputError):

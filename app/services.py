@@ -5,6 +5,7 @@ import time
 from dataclasses import dataclass, field
 
 from app.admission import Admission
+from app.audio.fetch import Fetcher
 from app.errors import UnknownModelError
 from app.settings import Settings
 from app.speech.vad import AlwaysSpeech, SileroVoiceActivity
@@ -29,6 +30,7 @@ class Services:
     engine: Engine
     transcriber: Transcriber
     admission: Admission
+    fetcher: Fetcher | None
     started: int = field(default_factory=lambda: int(time.time()))
 
     @property
@@ -87,4 +89,5 @@ def build_services(settings: Settings, engine: Engine | None = None) -> Services
         windows_per_request=settings.windows_per_request,
         max_seconds=settings.max_audio_minutes * 60,
     )
-    return Services(settings, engine, transcriber, Admission(settings.max_requests))
+    fetcher = Fetcher(max_bytes=settings.max_upload_mb << 20, seconds=settings.fetch_seconds) if settings.fetch_urls else None
+    return Services(settings, engine, transcriber, Admission(settings.max_requests), fetcher)

@@ -53,6 +53,8 @@ class Settings(BaseSettings):
         description="Where converted checkpoints are kept.",
     )
     max_upload_mb: int = Field(25, ge=1, description="Largest upload, in MiB.")
+    fetch_urls: bool = Field(False, description="Take `url` instead of `file`, and fetch it from any public address.")
+    fetch_seconds: float = Field(60.0, gt=0, description="Longest time for one fetch, in seconds.")
     max_audio_minutes: float = Field(180.0, gt=0, description="Longest audio of one request, in minutes.")
     vad: bool = Field(True, description="Look for speech first, and decode nothing else.")
     max_requests: int = Field(64, ge=1, description="Transcriptions in progress; more are refused with 503.")

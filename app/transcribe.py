@@ -9,22 +9,24 @@ each of these closes its engine request, which the engine aborts.
 """
 
 import asyncio
-from collections.abc import AsyncGenerator, Awaitable, Callable
-from contextlib import aclosing
+import math
+import threading
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator
+from contextlib import aclosing, contextmanager
 from dataclasses import dataclass, field, replace
-from typing import BinaryIO
 
 import anyio
 import anyio.to_thread
 
 from app.admission import Permit
-from app.audio.decode import AudioReader
+from app.audio.arriving import ArrivingFile
+from app.audio.decode import AudioReader, AudioSource
 from app.decoding import WindowDecoder, WindowText
 from app.errors import InvalidInputError, StenoError, TranscriptionFailedError, UnavailableError
 from app.speech.reader import SpeechReader
 from app.speech.vad import VoiceActivity
 from app.speech.windows import CutPolicy, Window
-from app.transcript import Options, Segment, TextDelta, TextJoiner, Transcript
+from app.transcript import Options, Piece, Progress, Segment, Stages, TextDelta, TextJoiner, Transcript
 from engine.base import (
     DecodeRequest,
     Engine,
@@ -35,6 +37,7 @@ from engine.base import (
 )
 
 RETRY_AFTER_SECONDS = {"starting": 15, "draining": 30, "failed": 60}
+TEMPERATURE_TO_TRUST = 0.5  # text decoded above it tells the next window nothing (openai-whisper, `transcribe`)
 _PARAM_OF_FIELD = {"samples": "file", "previous_text": "prompt", "task": "model"}
 
 
@@ -55,7 +58,29 @@ def translate_engine_error(error: EngineError) -> StenoError:
 class _Job:
     """A window at work: the texts that it shows, then what became of it, or the error that ended it."""
 
-    events: "asyncio.Queue[str | WindowText | Exception]" = field(default_factory=asyncio.Queue)
+    events: "asyncio.Queue[Piece | WindowText | Exception]" = field(default_factory=asyncio.Queue)
+
+
+class _Cores:
+    """So many threads of the gateway may compute at once. One that waits for bytes to arrive lets another in."""
+
+    def __init__(self, count: int) -> None:
+        self._free = threading.Semaphore(count)
+
+    @contextmanager
+    def busy(self) -> Iterator[None]:
+        """Take a core, waiting for one to be free."""
+        with self._free:
+            yield
+
+    @contextmanager
+    def idle(self) -> Iterator[None]:
+        """Lend the core that this thread has to others."""
+        self._free.release()
+        try:
+            yield
+        finally:
+            self._free.acquire()
 
 
 class Transcriber:
@@ -64,7 +89,7 @@ class Transcriber:
     Args:
         engine: where windows are decoded.
         voice_activity: makes what finds speech in a file.
-        workers: how many files may be read at once.
+        workers: how many threads may read files and look for speech at once.
         windows_per_request: how many windows of a file the engine may hold at once.
         max_seconds: the longest audio that is taken.
 
@@ -81,7 +106,8 @@ class Transcriber:
     ) -> None:
         self._engine = engine
         self._voice_activity = voice_activity
-        self._workers = anyio.CapacityLimiter(workers)
+        self._cores = _Cores(workers)
+        self._threads = anyio.CapacityLimiter(math.inf)  # as many as there are permits
         self._windows_per_request = windows_per_request
         self._max_seconds = max_seconds
 
@@ -96,12 +122,14 @@ class Transcriber:
         if self._engine.state.phase != "ready":
             raise translate_engine_error(EngineUnavailableError(self._engine.state))
         limits = self._engine.limits
-        if options.language is not None and options.language not in limits.languages:
-            raise InvalidInputError(
-                f"Language {options.language!r} is not known to this model. It knows: {', '.join(limits.languages)}.",
-                param="language",
-                code="invalid_value",
-            )
+        for param, languages in (("language", [options.language]), ("languages", options.languages)):
+            for language in languages:
+                if language is not None and language not in limits.languages:
+                    raise InvalidInputError(
+                        f"Language {language!r} is not known to this model. It knows: {', '.join(limits.languages)}.",
+                        param=param,
+                        code="invalid_value",
+                    )
         if options.task == "translate" and "translation" not in limits.abilities:
             raise InvalidInputError(
                 "This model knows only English and cannot translate. Serve a multilingual one.",
@@ -109,7 +137,11 @@ class Transcriber:
                 code="unsupported_value",
             )
 
-    async def open(self, _permit: Permit, file: BinaryIO, policy: CutPolicy) -> SpeechReader:
+    def arriving_file(self) -> ArrivingFile:
+        """Make a file that can be transcribed while it arrives."""
+        return ArrivingFile(idle=self._cores.idle)
+
+    async def open(self, _permit: Permit, file: AudioSource, policy: CutPolicy) -> SpeechReader:
         """Open a file and decode its beginning, in a worker thread. The file must stay open until `run` has ended.
 
         Raises:
@@ -120,15 +152,30 @@ class Transcriber:
         rate = limits.sample_rate
 
         def work() -> SpeechReader:
-            reader = AudioReader(file, rate=rate, max_seconds=self._max_seconds)
-            return SpeechReader(reader, self._voice_activity(), replace(policy, limit_seconds=limits.window_seconds))
+            with self._cores.busy():
+                reader = AudioReader(file, rate=rate, max_seconds=self._max_seconds)
+                return SpeechReader(
+                    reader,
+                    self._voice_activity(),
+                    replace(policy, limit_seconds=limits.window_seconds),
+                    stop=file.interrupt if isinstance(file, ArrivingFile) else lambda: None,
+                )
 
-        return await anyio.to_thread.run_sync(work, limiter=self._workers)
+        return await anyio.to_thread.run_sync(work, limiter=self._threads)
+
+    async def _next_window(self, speech: SpeechReader) -> Window | None:
+        def work() -> Window | None:
+            with self._cores.busy():
+                return speech.next_window()
+
+        return await anyio.to_thread.run_sync(work, limiter=self._threads)
 
     async def run(
         self, permit: Permit, speech: SpeechReader, options: Options, *, request_id: str, stream: bool
-    ) -> AsyncGenerator[TextDelta | Transcript, None]:
-        """Transcribe an opened file: text deltas if asked for, and the Transcript last. Close it to stop the work.
+    ) -> AsyncGenerator[TextDelta | Progress | Transcript, None]:
+        """Transcribe an opened file: text and progress as they come if asked for, and the Transcript last.
+
+        Close it to stop the work.
 
         Raises:
             AudioError: if the audio turns out to be too long.
@@ -137,10 +184,13 @@ class Transcriber:
             TranscriptionFailedError: if the engine lost the request.
 
         """
-        joiner, segments, usage, language = TextJoiner(), list[Segment](), Usage(), options.language
+        joiner, segments, usage, stages = TextJoiner(), list[Segment](), Usage(), Stages()
+        languages = dict.fromkeys([options.language] if options.language else ())
+        tokens = Piece("")  # of text that is not shown yet
         work = _FileWork(
             self._engine,
-            next_window=lambda: anyio.to_thread.run_sync(speech.next_window, limiter=self._workers),
+            next_window=lambda: self._next_window(speech),
+            stop_reading=speech.stop,
             options=options,
             decode_id=f"{request_id}-{permit.number}",
             stream=stream,
@@ -149,18 +199,24 @@ class Transcriber:
         try:
             async with aclosing(work.events_in_order()) as events:
                 async for event in events:
-                    if isinstance(event, str):
-                        shown = joiner.feed(event)
-                        if shown and stream:
-                            yield TextDelta(shown)
+                    if isinstance(event, Piece):
+                        tokens += event
+                        if (shown := joiner.feed(event.text)) and stream:
+                            yield TextDelta(shown, tokens.spelling, tokens.logprobs)
+                            tokens = Piece("")
                     else:
                         joiner.end_window()
                         segments += event.segments
                         usage += event.usage
-                        language = language or event.language
+                        stages += event.stages
+                        if event.language and not options.language:
+                            languages[event.language] = None
+                        if stream:
+                            yield Progress(event.end)
         except EngineError as error:
             raise translate_engine_error(error) from error
-        yield Transcript(joiner.text, language, speech.seconds, tuple(segments), usage)
+        stages += Stages(decode=speech.decode_seconds, vad=speech.vad_seconds)
+        yield Transcript(joiner.text, tuple(languages), speech.seconds, tuple(segments), usage, stages)
 
 
 class _FileWork:
@@ -171,21 +227,23 @@ class _FileWork:
         engine: Engine,
         *,
         next_window: Callable[[], Awaitable[Window | None]],
+        stop_reading: Callable[[], None],
         options: Options,
         decode_id: str,
         stream: bool,
         at_once: int,
     ) -> None:
-        self._engine, self._next_window = engine, next_window
+        self._engine, self._next_window, self._stop_reading = engine, next_window, stop_reading
         self._options, self._decode_id, self._stream = options, decode_id, stream
-        self._places = asyncio.Semaphore(at_once)
+        self._places = asyncio.Semaphore(1 if options.continuous else at_once)
+        self._said = ""  # by the window before, where windows are continuous
         self._jobs: asyncio.Queue[_Job | Exception | None] = asyncio.Queue(at_once)
         self._language: asyncio.Future[str | None] = asyncio.get_running_loop().create_future()
-        if options.language is not None or "detection" not in engine.limits.abilities:
+        if options.language or options.languages or "detection" not in engine.limits.abilities:
             self._language.set_result(options.language)
         self._tasks: list[asyncio.Task[None]] = []
 
-    async def events_in_order(self) -> AsyncGenerator[str | WindowText, None]:
+    async def events_in_order(self) -> AsyncGenerator[Piece | WindowText, None]:
         """Yield each window's texts, and then what became of it, as if one were decoded after another."""
         self._tasks.append(asyncio.create_task(self._read()))
         try:
@@ -200,6 +258,7 @@ class _FileWork:
                     if isinstance(event, WindowText):
                         break
         finally:
+            self._stop_reading()
             for task in self._tasks:
                 task.cancel()
             await asyncio.gather(*self._tasks, return_exceptions=True)
@@ -235,13 +294,17 @@ class _FileWork:
                 id=f"{self._decode_id}-{number}",
                 samples=window.samples,
                 language=language,
+                languages=self._options.languages,
                 task=self._options.task,
-                previous_text=self._options.prompt,
+                previous_text=f"{self._options.prompt} {self._said}".strip(),
                 temperature=self._options.temperature,
                 timestamps=True,
             )
             start = window.start / self._engine.limits.sample_rate
-            job.events.put_nowait(await decoder.decode(request, start=start))
+            result = await decoder.decode(request, start=start)
+            if self._options.continuous:
+                self._said = result.text.strip() if result.temperature <= TEMPERATURE_TO_TRUST else ""
+            job.events.put_nowait(result)
         except Exception as error:
             job.events.put_nowait(error)
         finally:

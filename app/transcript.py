@@ -1,7 +1,7 @@
 """What a transcription is made of: options in, segments and text out. Pure values, and the joining of texts into one."""
 
 import unicodedata
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from app.words import Word
 from engine.base import Usage
@@ -18,13 +18,26 @@ _HANGUL = (range(0x1100, 0x1200), range(0x3130, 0x3190), range(0xA960, 0xA980), 
 
 @dataclass(frozen=True, slots=True)
 class Options:
-    """How to transcribe a file. `language` is a code of the engine, or None to detect it; `words` asks for their times."""
+    """How to transcribe a file.
+
+    Attributes:
+        language: a code of the engine, or None to detect it once for the whole file.
+        languages: when several are spoken: each window's is detected among these.
+        prompt: text before the audio.
+        temperature: 0 decodes greedily.
+        task: transcribe, or translate into English.
+        words: whether their times are wanted.
+        continuous: whether a window is told what the one before it said; windows are then decoded one after another.
+
+    """
 
     language: str | None = None
+    languages: tuple[str, ...] = ()
     prompt: str = ""
     temperature: float = 0.0
     task: Task = "transcribe"
     words: bool = False
+    continuous: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,21 +63,67 @@ class Segment:
 
 
 @dataclass(frozen=True, slots=True)
-class TextDelta:
-    """Text to append to what was sent before."""
+class Piece:
+    """Text as it was decoded, with its tokens' bytes and log-probabilities."""
 
     text: str
+    spelling: tuple[bytes, ...] = ()
+    logprobs: tuple[float, ...] = ()
+
+    def __add__(self, other: "Piece") -> "Piece":
+        return Piece(self.text + other.text, self.spelling + other.spelling, self.logprobs + other.logprobs)
+
+
+@dataclass(frozen=True, slots=True)
+class TextDelta:
+    """Text to append to what was sent before, and the tokens that were decoded for it."""
+
+    text: str
+    spelling: tuple[bytes, ...] = ()
+    logprobs: tuple[float, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Progress:
+    """So much of the file is transcribed, in seconds of its audio."""
+
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class Stages:
+    """Where the time went, in seconds. Each is a sum over a file's windows, which overlap.
+
+    `decode` and `vad` are work in threads of the gateway; `queue` is waiting in the engine, `engine` its decoding.
+    """
+
+    decode: float = 0.0
+    vad: float = 0.0
+    queue: float = 0.0
+    engine: float = 0.0
+
+    def __add__(self, other: "Stages") -> "Stages":
+        return Stages(self.decode + other.decode, self.vad + other.vad, self.queue + other.queue, self.engine + other.engine)
 
 
 @dataclass(frozen=True, slots=True)
 class Transcript:
-    """The whole text of a file. The deltas before it join to `text` exactly."""
+    """The whole text of a file. The deltas before it join to `text` exactly.
+
+    `languages` are the codes of those heard, in the order in which they were first spoken; `seconds` is the audio's length.
+    """
 
     text: str
-    language: str | None
+    languages: tuple[str, ...]
     seconds: float
     segments: tuple[Segment, ...]
     usage: Usage
+    stages: Stages = field(default_factory=Stages)
+
+    @property
+    def language(self) -> str | None:
+        """The first language that was heard."""
+        return self.languages[0] if self.languages else None
 
 
 class TextJoiner:

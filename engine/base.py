@@ -88,6 +88,7 @@ class DecodeRequest:
         id: unique among the requests in flight; appears in logs.
         samples: mono float32, shape (n,), at the engine's sample rate, at most one window.
         language: one of the engine's codes, or None to let the model choose.
+        languages: what the model may choose from; all that it knows when empty.
         task: transcribe, or translate into English.
         previous_text: text that came before this audio (OpenAI's `prompt`); steers style and spelling.
         temperature: 0 decodes greedily; above, tokens are sampled.
@@ -101,6 +102,7 @@ class DecodeRequest:
     id: str
     samples: npt.NDArray[np.float32]
     language: str | None = None
+    languages: tuple[str, ...] = ()
     task: Task = "transcribe"
     previous_text: str = ""
     temperature: float = 0.0
@@ -136,6 +138,8 @@ class Outcome:
         avg_logprob: mean log-probability of the tokens, the end included (openai-whisper's `avg_logprob`).
         no_speech_prob: how likely it was, before the first token, that nobody speaks.
         segments: with timestamps, the text by times.
+        queue_seconds: how long it waited for its first step.
+        engine_seconds: how long it was decoded, from its first step on.
 
     """
 
@@ -144,19 +148,22 @@ class Outcome:
     avg_logprob: float
     no_speech_prob: float
     segments: tuple[Segment, ...] = ()
+    queue_seconds: float = 0.0
+    engine_seconds: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
 class Delta:
     """New text of a request. The texts of its deltas join to the whole.
 
-    `tokens` are those of the text, and `logprobs` theirs. `language` is known from the first Delta on, and None only for an
-    engine that cannot tell. The last Delta, and only the last, has an `outcome`.
+    `tokens` are those of the text, `logprobs` and `spelling` (bytes, maybe part of a character) theirs. `language` is known
+    from the first Delta on, and None only for an engine that cannot tell. The last Delta, and only the last, has an `outcome`.
     """
 
     text: str
     tokens: tuple[int, ...] = ()
     logprobs: tuple[float, ...] = ()
+    spelling: tuple[bytes, ...] = ()
     language: str | None = None
     outcome: Outcome | None = None
 
@@ -237,6 +244,8 @@ def check_request(request: DecodeRequest, limits: EngineLimits) -> None:
         raise InvalidRequestError("samples", "the audio's samples are not numbers between -1 and 1")
     if request.language is not None and request.language not in limits.languages:
         raise InvalidRequestError("language", f"the model does not know the language {request.language!r}")
+    if unknown := [language for language in request.languages if language not in limits.languages]:
+        raise InvalidRequestError("languages", f"the model does not know the language {unknown[0]!r}")
     if request.task == "translate" and "translation" not in limits.abilities:
         raise InvalidRequestError("task", "the model does not translate")
     if not 0.0 <= request.temperature <= 1.0:

@@ -165,6 +165,8 @@ class FakeEngine:
 
     async def _say(self, request: DecodeRequest, reply: Reply) -> AsyncGenerator[Delta, None]:
         language = request.language or reply.language
+        if request.language is None and request.languages and language not in request.languages:
+            language = request.languages[0]
         await self._pause(reply.first_seconds)
         for i, piece in enumerate(reply.pieces):
             if i == reply.fail_after:
@@ -174,7 +176,7 @@ class FakeEngine:
             if i:
                 await self._pause(reply.piece_seconds)
             if request.deltas:
-                yield Delta(piece, (i,), (reply.avg_logprob,), language)
+                yield Delta(piece, (i,), (reply.avg_logprob,), (piece.encode(),), language)
         if reply.fail_after is not None and reply.fail_after >= len(reply.pieces):
             raise EngineFailedError("the script lost this request")
         text, count = "".join(reply.pieces), len(reply.pieces)
@@ -187,8 +189,12 @@ class FakeEngine:
             reply.avg_logprob,
             reply.no_speech_prob,
             (segment,) if request.timestamps and count else (),
+            engine_seconds=reply.first_seconds + reply.piece_seconds * max(0, count - 1),
         )
-        yield Delta("", (), (), language, outcome) if request.deltas else Delta(text, tokens, logprobs, language, outcome)
+        if request.deltas:
+            yield Delta("", language=language, outcome=outcome)
+        else:
+            yield Delta(text, tokens, logprobs, spelling, language, outcome)
 
     async def _pause(self, seconds: float | None) -> None:
         """Sleep, for ever if need be, unless the engine dies meanwhile."""

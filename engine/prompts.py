@@ -143,6 +143,7 @@ def decoder_prompt(
     layout: TokenLayout,
     *,
     language: str | None,
+    languages: Sequence[str] = (),
     task: Task = "transcribe",
     timestamps: bool = False,
     previous: Sequence[int] = (),
@@ -156,6 +157,7 @@ def decoder_prompt(
         layout: the vocabulary's special tokens.
         language: a code of `layout.languages`; None lets a multilingual model choose in its first step, so that
             detection costs no second encode. An English-only model has no language token.
+        languages: codes from which it may choose; all when empty.
         timestamps: whether the text is to be framed by timestamps.
         task: what the text is to be; an English-only model only transcribes.
         previous: tokens of the text before this audio; the last 223 are kept.
@@ -167,7 +169,8 @@ def decoder_prompt(
     history = (layout.start_of_previous, *previous[-MAX_PROMPT_TOKENS:]) if previous else ()
     forced: list[tuple[int, ...]] = []
     if layout.multilingual:
-        forced.append(tuple(layout.languages.values()) if language is None else (layout.languages[language],))
+        allowed = (language,) if language is not None else languages or layout.languages
+        forced.append(tuple(layout.languages[code] for code in allowed))
         forced.append((layout.translate if task == "translate" else layout.transcribe,))
     if not timestamps:
         forced.append((layout.no_timestamps,))

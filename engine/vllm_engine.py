@@ -51,6 +51,7 @@ if TYPE_CHECKING:
     from tokenizers import Tokenizer
     from vllm import SamplingParams
     from vllm.v1.engine.async_llm import AsyncLLM
+    from vllm.v1.metrics.stats import RequestStateStats
 
     from engine.alignment import Aligner
 
@@ -273,7 +274,7 @@ async def _deltas(outputs: AsyncIterator[Any], prepared: "_Prepared", model: "_L
         completion = output.outputs[0]
         delta = reading.take(completion)
         if output.finished:
-            yield replace(delta, outcome=reading.outcome(completion.finish_reason))
+            yield replace(delta, outcome=reading.outcome(completion.finish_reason, output.metrics))
         elif delta.text or delta.tokens or delta.language != reading.told_language:
             reading.told_language = delta.language
             yield delta
@@ -295,7 +296,7 @@ class _Reading:
     def take(self, completion: Any) -> Delta:
         """Read what one output of vLLM adds."""
         layout, forced = self._model.layout, len(self._prepared.prompt.forced)
-        text: list[tuple[int, float]] = []
+        text: list[tuple[int, float, bytes]] = []
         for token, known in zip(completion.token_ids, completion.logprobs, strict=True):
             if self._steps == 0:
                 self._no_speech_prob = math.exp(known[layout.no_speech].logprob)
@@ -309,11 +310,11 @@ class _Reading:
                 self._tokens.append(token)
                 self._logprobs.append(logprob)
                 if token < layout.end_of_text:
-                    text.append((token, logprob))
-        tokens, logprobs = zip(*text, strict=True) if text else ((), ())
-        return Delta(_TIMESTAMP.sub("", completion.text), tokens, logprobs, self._language)
+                    text.append((token, logprob, self._model.spell(token)))
+        tokens, logprobs, spellings = zip(*text, strict=True) if text else ((), (), ())
+        return Delta(_TIMESTAMP.sub("", completion.text), tokens, logprobs, spellings, self._language)
 
-    def outcome(self, finish_reason: str | None) -> Outcome:
+    def outcome(self, finish_reason: str | None, stats: "RequestStateStats") -> Outcome:
         """Sum up, once vLLM has ended the request."""
         if finish_reason not in ("stop", "length", "repetition"):
             raise EngineFailedError(f"the engine ended the request with {finish_reason!r}")
@@ -327,7 +328,7 @@ class _Reading:
                 layout=layout,
                 seconds=prepared.seconds,
                 detokenize=lambda tokens: self._model.tokenizer.decode(list(tokens)),
-                spell=lambda token: spelling(self._model.tokenizer.id_to_token(token) or ""),
+                spell=self._model.spell,
             )
         text_tokens = sum(token < layout.end_of_text for token in self._tokens)
         return Outcome(
@@ -336,6 +337,8 @@ class _Reading:
             avg_logprob=self._total_logprob / max(decoded, 1),
             no_speech_prob=self._no_speech_prob,
             segments=segments,
+            queue_seconds=stats.scheduled_ts - stats.queued_ts,
+            engine_seconds=stats.last_token_ts - stats.scheduled_ts,
         )
 
 
@@ -423,6 +426,7 @@ class _LoadedModel:
         prompt = decoder_prompt(
             self.layout,
             language=language,
+            languages=request.languages,
             task=request.task,
             timestamps=request.timestamps,
             previous=self._previous_tokens(request.previous_text),
@@ -457,6 +461,10 @@ class _LoadedModel:
         prompt = decoder_prompt(self.layout, language=request.language or "en", task=request.task, timestamps=True)
         start = (*prompt.token_ids, *(step[0] for step in prompt.forced))
         return tuple(self.aligner.align(request.samples, tokens, start).tolist())
+
+    def spell(self, token: int) -> bytes:
+        """Return a text token's bytes."""
+        return spelling(self.tokenizer.id_to_token(token) or "")
 
     def _previous_tokens(self, text: str) -> list[int]:
         """Encode text as openai-whisper does. Special tokens that a user may have written out are left away."""

@@ -1,24 +1,23 @@
 """A client that leaves: FastAPI does not cancel a handler for it, so work is raced against the disconnect."""
 
 import asyncio
-from collections.abc import Coroutine
+from collections.abc import Awaitable, Callable, Coroutine
 from typing import Any, TypeVar
 
-from fastapi import Request
 from starlette.requests import ClientDisconnect
 
 T = TypeVar("T")
 
 
-async def unless_client_leaves(request: Request, work: Coroutine[Any, Any, T]) -> T:
-    """Run `work` to its end, or cancel it as soon as the client disconnects. The body must have been read.
+async def unless_client_leaves(client_left: Callable[[], Awaitable[None]], work: Coroutine[Any, Any, T]) -> T:
+    """Run `work` to its end, or cancel it as soon as `client_left` returns.
 
     Raises:
         ClientDisconnect: when the client left first.
 
     """
     task = asyncio.create_task(work)
-    watcher = asyncio.create_task(_disconnected(request))
+    watcher = asyncio.ensure_future(client_left())
     try:
         await asyncio.wait({task, watcher}, return_when=asyncio.FIRST_COMPLETED)
         if not task.done():
@@ -28,8 +27,3 @@ async def unless_client_leaves(request: Request, work: Coroutine[Any, Any, T]) -
         for other in (task, watcher):
             other.cancel()
         await asyncio.gather(task, watcher, return_exceptions=True)
-
-
-async def _disconnected(request: Request) -> None:
-    while (await request.receive())["type"] != "http.disconnect":
-        pass

@@ -15,6 +15,7 @@ from app.errors import (
     TranscriptionFailedError,
     UnavailableError,
     UnknownModelError,
+    UploadStalledError,
     UploadTooLargeError,
 )
 
@@ -25,6 +26,7 @@ MAX_MESSAGE = 1000  # characters: messages quote what the client sent, however l
 # The first that fits, so subclasses come before their base: error -> HTTP status, OpenAI's type.
 TABLE: tuple[tuple[type[StenoError], int, str], ...] = (
     (UploadTooLargeError, 413, "invalid_request_error"),
+    (UploadStalledError, 408, "invalid_request_error"),
     (UnknownModelError, 404, "invalid_request_error"),
     (InvalidInputError, 400, "invalid_request_error"),
     (UnavailableError, 503, "service_unavailable_error"),

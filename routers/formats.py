@@ -4,16 +4,17 @@
 """
 
 import math
+from collections.abc import Sequence
 from typing import Any
 
 from fastapi.responses import JSONResponse, PlainTextResponse, Response
 
 from app.captions import srt, vtt
 from app.languages import name_of
-from app.transcript import Segment, Transcript
+from app.transcript import Progress, Segment, TextDelta, Transcript
 from engine.base import Usage
 from engine.prompts import Task
-from routers.forms import TranslationForm
+from routers.forms import TranscriptionForm, TranslationForm
 
 FRAMES_PER_SECOND = 100  # of the log-mel spectrogram, in which `seek` counts
 
@@ -30,18 +31,58 @@ def respond(transcript: Transcript, form: TranslationForm, task: Task) -> Respon
         case "verbose_json":
             return JSONResponse(_timed(transcript, form, task) | {"usage": _duration(transcript)})
         case _:
-            return JSONResponse({"text": transcript.text, **_logprobs(transcript, form), "usage": _tokens(transcript.usage)})
+            return JSONResponse(_plain(transcript, form))
 
 
 def done_event(transcript: Transcript, form: TranslationForm, task: Task) -> dict[str, Any]:
     """Write the `transcript.text.done` event; a format with times adds its fields."""
     timed = _timed(transcript, form, task) if form.response_format == "verbose_json" else {}
-    return timed | {
-        "type": "transcript.text.done",
-        "text": transcript.text,
-        **_logprobs(transcript, form),
-        "usage": _tokens(transcript.usage),
+    return {"type": "transcript.text.done", **timed, **_plain(transcript, form)}
+
+
+def delta_event(delta: TextDelta, form: TranslationForm) -> dict[str, Any]:
+    """Write a `transcript.text.delta` event."""
+    event: dict[str, Any] = {"type": "transcript.text.delta", "delta": delta.text}
+    if form.wants_logprobs:
+        event["logprobs"] = _logprobs(delta.spelling, delta.logprobs)
+    return event
+
+
+def progress_event(progress: Progress) -> dict[str, Any]:
+    """Write an event that OpenAI does not have: how many seconds of the audio are transcribed."""
+    return {"type": "transcript.progress", "seconds": round(progress.seconds, 3)}
+
+
+def server_timing(transcript: Transcript, *, receive: float, total: float) -> str:
+    """Write the header `Server-Timing` (W3C): where the time of a request went, in milliseconds.
+
+    Args:
+        transcript: has the stages of the work.
+        receive: seconds until the upload was complete.
+        total: seconds until now.
+
+    """
+    stages = transcript.stages
+    seconds = {
+        "receive": receive,
+        "decode": stages.decode,
+        "vad": stages.vad,
+        "queue": stages.queue,
+        "engine": stages.engine,
+        "total": total,
     }
+    return ", ".join(f"{name};dur={value * 1000:.1f}" for name, value in seconds.items())
+
+
+def _plain(transcript: Transcript, form: TranslationForm) -> dict[str, Any]:
+    """Write the fields of `json`, which the last event has too."""
+    plain: dict[str, Any] = {"text": transcript.text}
+    if isinstance(form, TranscriptionForm):
+        plain["languages"] = [{"code": code} for code in transcript.languages]
+    if form.wants_logprobs:
+        segments = transcript.segments
+        plain["logprobs"] = [entry for s in segments for entry in _logprobs(s.spelling, s.logprobs)]
+    return plain | {"usage": _tokens(transcript.usage)}
 
 
 def _timed(transcript: Transcript, form: TranslationForm, task: Task) -> dict[str, Any]:
@@ -59,15 +100,11 @@ def _timed(transcript: Transcript, form: TranslationForm, task: Task) -> dict[st
     return timed
 
 
-def _logprobs(transcript: Transcript, form: TranslationForm) -> dict[str, Any]:
-    if not form.wants_logprobs:
-        return {}
-    entries = [
+def _logprobs(spelling: Sequence[bytes], logprobs: Sequence[float]) -> list[dict[str, Any]]:
+    return [
         {"token": piece.decode(errors="replace"), "logprob": logprob, "bytes": list(piece)}
-        for segment in transcript.segments
-        for piece, logprob in zip(segment.spelling, segment.logprobs, strict=True)
+        for piece, logprob in zip(spelling, logprobs, strict=True)
     ]
-    return {"logprobs": entries}
 
 
 def _duration(transcript: Transcript) -> dict[str, Any]:

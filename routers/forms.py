@@ -1,4 +1,4 @@
-"""The multipart form of a transcription: read within bounds, checked field by field.
+"""The fields of a transcription's form, checked one by one.
 
 SDKs differ in how they write a form. A name may come as `x`, `x[]` or `x[0]`, an object as JSON or as `x[key]`; an empty value
 or "null" counts as absent. Unknown fields are ignored, and named in the response's header `x-steno-ignored-fields`.
@@ -6,21 +6,20 @@ or "null" counts as absent. Unknown fields are ignored, and named in the respons
 
 import json
 import re
-from collections.abc import AsyncGenerator
-from typing import Annotated, Any, BinaryIO, Literal, TypeVar
+from collections.abc import Iterable
+from dataclasses import replace
+from typing import Annotated, Any, Literal, TypeVar
 
-from fastapi import Request
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
-from starlette.datastructures import FormData, UploadFile
-from starlette.formparsers import MultiPartException, MultiPartParser
 
-from app.errors import InvalidInputError, UnsupportedValueError, UploadTooLargeError
+from app.errors import InvalidInputError, UnsupportedValueError
 from app.languages import code_of
 from app.speech.windows import AFTER_SECONDS, CutPolicy
+from app.transcript import Options
+from engine.prompts import Task
 
-FORM_OVERHEAD_BYTES = 256 * 1024  # what a form may hold beside the file
 RESPONSE_FORMATS = ("json", "text", "srt", "verbose_json", "vtt")
-_LIST_FIELDS = {"timestamp_granularities", "include", "keywords"}
+_LIST_FIELDS = {"timestamp_granularities", "include", "keywords", "languages"}
 _SYNONYMS = {"hotwords": "keywords", "context_bias": "keywords"}  # vLLM's and Mistral's names
 _NAME = re.compile(r"([^\[\]]+)(?:\[(\d*|[a-z_]+)\])?")
 
@@ -55,16 +54,19 @@ class TranslationForm(BaseModel):
     prompt: str = Field("", description="Text before the audio; steers style and spelling.")
     temperature: Annotated[float, Field(ge=0, le=1, description="0 decodes greedily; above, tokens are sampled.")] = 0.0
     response_format: Literal["json", "text", "srt", "verbose_json", "vtt"] = Field("json", description="Shape of the response.")
+    url: str | None = Field(None, description="Where the audio lies, instead of `file`; taken if the server allows it.")
+    condition_on_previous_text: bool = Field(
+        False, description="Tell each window of a long file what the one before it said; slower, one after another."
+    )
 
     @property
     def ignored(self) -> list[str]:
         """Names of the fields that mean nothing here."""
         return sorted(self.model_extra or ())
 
-    @property
-    def context(self) -> str:
-        """What the model is told before the audio."""
-        return self.prompt
+    def options(self, task: Task) -> Options:
+        """How to transcribe."""
+        return Options(prompt=self.prompt, temperature=self.temperature, task=task, continuous=self.condition_on_previous_text)
 
     @property
     def policy(self) -> CutPolicy:
@@ -82,13 +84,13 @@ class TranslationForm(BaseModel):
         return frozenset({"segment"})
 
     @property
-    def spoken_language(self) -> str | None:
-        """What the client says that is spoken."""
-        return None
-
-    @property
     def streams(self) -> bool:
         """Whether the client wants events."""
+        return False
+
+    @property
+    def wants_progress(self) -> bool:
+        """Whether events shall tell how far the work is."""
         return False
 
     @field_validator("response_format", mode="before")
@@ -107,7 +109,9 @@ class TranscriptionForm(TranslationForm):
     """The fields of POST /v1/audio/transcriptions, beside the file."""
 
     language: str | None = Field(None, description="Code or English name of the spoken language; detected when absent.")
+    languages: list[str] = Field([], description="When several are spoken: each stretch of speech is taken for one of these.")
     stream: bool = Field(False, description="Send text as server-sent events while it is decoded.")
+    stream_progress: bool = Field(False, description="Add events that tell how many seconds are transcribed.")
     timestamp_granularities: list[Literal["word", "segment"]] = Field(
         ["segment"], description="Whose times are wanted; needs verbose_json."
     )
@@ -117,10 +121,15 @@ class TranscriptionForm(TranslationForm):
         None, description="Where to cut: `auto`, or `server_vad` with its numbers; else windows are as long as may be."
     )
 
-    @property
-    def context(self) -> str:
-        """What the model is told before the audio: the prompt, and the words to expect."""
-        return " ".join(part for part in (self.prompt, ", ".join(self.keywords)) if part)
+    def options(self, task: Task) -> Options:
+        """How to transcribe. The model is told the words to expect as text before the audio."""
+        return replace(
+            super().options(task),
+            language=self.language or (self.languages[0] if len(self.languages) == 1 else None),
+            languages=tuple(self.languages) if len(self.languages) > 1 else (),
+            prompt=" ".join(part for part in (self.prompt, ", ".join(self.keywords)) if part),
+            words="word" in self.granularities,
+        )
 
     @property
     def wants_logprobs(self) -> bool:
@@ -138,20 +147,25 @@ class TranscriptionForm(TranslationForm):
         return self.chunking_strategy.policy() if self.chunking_strategy else CutPolicy()
 
     @property
-    def spoken_language(self) -> str | None:
-        """What the client says that is spoken."""
-        return self.language
-
-    @property
     def streams(self) -> bool:
         """Whether the client wants events."""
         return self.stream
+
+    @property
+    def wants_progress(self) -> bool:
+        """Whether events shall tell how far the work is."""
+        return self.stream_progress
 
     @field_validator("language")
     @classmethod
     def _normalise_language(cls, value: str | None) -> str | None:
         code = code_of(value) if value else None
         return None if code == "auto" else code
+
+    @field_validator("languages")
+    @classmethod
+    def _normalise_languages(cls, values: list[str]) -> list[str]:
+        return list(dict.fromkeys(map(code_of, values)))
 
     @field_validator("chunking_strategy", mode="before")
     @classmethod
@@ -171,6 +185,8 @@ class TranscriptionForm(TranslationForm):
                 param="timestamp_granularities",
                 code="invalid_value",
             )
+        if self.language and self.languages:
+            raise InvalidInputError("Send either language or languages[].", param="languages", code="invalid_value")
         if self.include and self.response_format != "json":
             raise UnsupportedValueError(
                 f"include[] 'logprobs' is not compatible with response_format {self.response_format!r}. Use 'json' instead.",
@@ -186,63 +202,22 @@ def request_schema(kind: type[TranslationForm]) -> dict[str, Any]:
     """Describe the form for the OpenAPI document."""
     schema = kind.model_json_schema()
     schema["properties"]["file"] = {"type": "string", "format": "binary", "description": "The audio, in any format."}
-    schema["required"] = ["file", *schema["required"]]
     return {"requestBody": {"required": True, "content": {"multipart/form-data": {"schema": schema}}}}
 
 
-async def read_form(request: Request, kind: type[F], *, max_file_bytes: int) -> tuple[BinaryIO, F]:
-    """Read the form. The file lies on disk when it is large; closing it removes it.
+def read_fields(kind: type[F], items: Iterable[tuple[str, str]]) -> F:
+    """Read a form's fields, as they were written.
 
     Raises:
-        UploadTooLargeError: as soon as the size is known, from the header or while reading.
         InvalidInputError: naming the field.
 
     """
-    if not request.headers.get("content-type", "").lower().startswith("multipart/form-data"):
-        raise InvalidInputError("The body must be multipart/form-data with the fields 'file' and 'model'.")
-    limit = max_file_bytes + FORM_OVERHEAD_BYTES
-    declared = request.headers.get("content-length", "")
-    if declared.isdigit() and int(declared) > limit:
-        raise UploadTooLargeError(max_file_bytes, int(declared))
-    try:
-        form = await MultiPartParser(
-            request.headers, _bounded(request, limit, max_file_bytes), max_part_size=FORM_OVERHEAD_BYTES
-        ).parse()
-    except (MultiPartException, KeyError, UnicodeDecodeError, LookupError) as error:
-        raise InvalidInputError(f"The multipart form cannot be read: {error}.") from error
-    try:
-        file, fields = _split(form)
-        if file.size is not None and file.size > max_file_bytes:
-            raise UploadTooLargeError(max_file_bytes, file.size)
-        return file.file, _checked(kind, fields)
-    except BaseException:
-        await form.close()
-        raise
-
-
-async def _bounded(request: Request, limit: int, max_file_bytes: int) -> AsyncGenerator[bytes, None]:
-    read = 0
-    async for chunk in request.stream():
-        read += len(chunk)
-        if read > limit:
-            raise UploadTooLargeError(max_file_bytes, read)
-        yield chunk
-
-
-def _split(form: FormData) -> tuple[UploadFile, dict[str, Any]]:
     fields: dict[str, Any] = {}
-    file = None
-    for name, value in form.multi_items():
-        match = _NAME.fullmatch(name)
-        plain, key = match.groups() if match else (name, None)
-        plain = _SYNONYMS.get(plain, plain)
-        if isinstance(value, UploadFile):
-            if plain == "file" and file is not None:
-                raise InvalidInputError("The form has more than one 'file'. Send one.", param="file", code="invalid_value")
-            file = value if plain == "file" else file
-        elif plain == "file" or value.strip() in ("", "null"):
+    for name, value in items:
+        plain, key = plain_name(name)
+        if plain == "file" or value.strip() in ("", "null"):
             continue
-        elif plain in _LIST_FIELDS:
+        if plain in _LIST_FIELDS:
             fields.setdefault(plain, []).append(value)
         elif key and not key.isdigit():
             nested = fields.setdefault(plain, {})
@@ -250,14 +225,6 @@ def _split(form: FormData) -> tuple[UploadFile, dict[str, Any]]:
                 nested[key] = value
         else:
             fields[plain] = value
-    if file is None:
-        raise InvalidInputError(
-            "Missing required parameter: 'file', an uploaded file.", param="file", code="missing_required_parameter"
-        )
-    return file, fields
-
-
-def _checked(kind: type[F], fields: dict[str, Any]) -> F:
     try:
         return kind.model_validate(fields)
     except ValidationError as error:
@@ -268,3 +235,10 @@ def _checked(kind: type[F], fields: dict[str, Any]) -> F:
                 f"Missing required parameter: '{param}'.", param=param, code="missing_required_parameter"
             ) from error
         raise InvalidInputError(f"Invalid value for '{param}': {first['msg']}.", param=param, code="invalid_value") from error
+
+
+def plain_name(name: str) -> tuple[str, str | None]:
+    """Take a field's name apart into the name that it has here and the key in brackets behind it."""
+    match = _NAME.fullmatch(name)
+    plain, key = match.groups() if match else (name, None)
+    return _SYNONYMS.get(plain, plain), key

@@ -7,13 +7,14 @@ after it, so that a broken transcript never looks whole. A client that stops rea
 
 import json
 import logging
-from collections.abc import AsyncGenerator, AsyncIterator
-from contextlib import ExitStack, aclosing
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
+from contextlib import AsyncExitStack, aclosing
 from typing import Any
 
 from sse_starlette import EventSourceResponse
 from sse_starlette.sse import SendTimeoutError
-from starlette.types import Receive, Scope, Send
+from starlette.requests import ClientDisconnect
+from starlette.types import Message, Receive, Scope, Send
 
 from app.errors import StenoError
 from routers.errors import body_of
@@ -24,21 +25,40 @@ PING_SECONDS = 15
 SEND_SECONDS = 60  # a client that takes nothing for so long is asleep, and holds a permit
 
 
-def event_stream(events: AsyncGenerator[dict[str, Any], None], *, holding: ExitStack) -> EventSourceResponse:
-    """Send each event as JSON. When the stream ends, or its client leaves, the generator and `holding` are closed."""
-    return _EventStream(events, holding)
+def event_stream(
+    events: AsyncGenerator[dict[str, Any], None], *, client_left: Callable[[], Awaitable[None]], holding: AsyncExitStack
+) -> EventSourceResponse:
+    """Send each event as JSON.
+
+    Args:
+        events: what to send.
+        client_left: returns when the client has gone; the request's body may still be arriving, and is not ours to read.
+        holding: closed, after the generator, when the stream ends or its client leaves.
+
+    """
+    return _EventStream(events, client_left, holding)
 
 
 class _EventStream(EventSourceResponse):
-    def __init__(self, events: AsyncGenerator[dict[str, Any], None], holding: ExitStack) -> None:
+    def __init__(
+        self,
+        events: AsyncGenerator[dict[str, Any], None],
+        client_left: Callable[[], Awaitable[None]],
+        holding: AsyncExitStack,
+    ) -> None:
         super().__init__(_encoded(events), ping=PING_SECONDS, send_timeout=SEND_SECONDS, sep="\n")
+        self._client_left = client_left
         self._holding = holding
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        async def receive_disconnect() -> Message:
+            await self._client_left()
+            return {"type": "http.disconnect"}
+
         # Not in the generator: one that is never started never closes what it holds.
-        with self._holding:
+        async with self._holding:
             try:
-                await super().__call__(scope, receive, send)
+                await super().__call__(scope, receive_disconnect, send)
             except SendTimeoutError:
                 logger.info("%s: the client has stopped reading, and is left", scope["state"]["request_id"])
 
@@ -50,6 +70,8 @@ async def _encoded(events: AsyncGenerator[dict[str, Any], None]) -> AsyncIterato
                 yield _data(event)
         except StenoError as error:
             yield _data(body_of(error))
+        except ClientDisconnect:
+            return
         else:
             yield {"data": "[DONE]"}
 

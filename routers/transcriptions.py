@@ -1,21 +1,31 @@
-"""POST /v1/audio/transcriptions and /v1/audio/translations: OpenAI's requests, responses and events."""
+"""POST /v1/audio/transcriptions and /v1/audio/translations: OpenAI's requests, responses and events.
 
+Work begins when the file does, if the fields that say how came before it; text may flow while the rest still arrives.
+"""
+
+import time
 from collections.abc import AsyncGenerator
-from contextlib import ExitStack, aclosing
+from contextlib import AsyncExitStack, aclosing
 from typing import Any
 from urllib.parse import quote
 
 from fastapi import APIRouter, Request
 from fastapi.responses import Response
 
+from app.admission import Permit
+from app.errors import InvalidInputError, StenoError
 from app.services import Services
-from app.transcript import Options, TextDelta, Transcript
+from app.speech.reader import SpeechReader
+from app.transcript import Progress, TextDelta, Transcript
 from engine.prompts import Task
 from routers import formats
 from routers.clients import unless_client_leaves
 from routers.dependencies import ReadyServices, RequestId
-from routers.forms import TranscriptionForm, TranslationForm, read_form, request_schema
+from routers.forms import TranscriptionForm, TranslationForm, request_schema
 from routers.sse import event_stream
+from routers.uploads import Upload
+
+EARLY_CHARACTERS = 32_000  # of text, sent to a client that still uploads and so may not read yet
 
 router = APIRouter(prefix="/v1/audio", tags=["audio"])
 
@@ -33,40 +43,155 @@ async def create_translation(request: Request, services: ReadyServices, request_
 
 
 async def _answer(request: Request, services: Services, request_id: str, kind: type[TranslationForm], task: Task) -> Response:
-    with ExitStack() as holding:
+    began = time.monotonic()
+    async with AsyncExitStack() as holding:
         permit = holding.enter_context(services.admission.admit())
-        file, form = await read_form(request, kind, max_file_bytes=services.settings.max_upload_mb << 20)
-        holding.callback(file.close)
-        services.model(form.model)
-        options = Options(form.spoken_language, form.context, form.temperature, task, words="word" in form.granularities)
-        services.transcriber.check(options)
-        speech = await unless_client_leaves(request, services.transcriber.open(permit, file, form.policy))
-        holding.callback(speech.close)
-        run = services.transcriber.run(permit, speech, options, request_id=request_id, stream=form.streams)
-        if form.streams:
-            response: Response = event_stream(_events(run, form, task), holding=holding.pop_all())
+        upload = Upload(
+            request,
+            services.transcriber.arriving_file(),
+            max_file_bytes=services.settings.max_upload_mb << 20,
+            fetcher=services.fetcher,
+        )
+        await holding.enter_async_context(upload)
+        work = _Transcription(upload, services, permit, kind=kind, task=task, request_id=request_id)
+        holding.callback(work.close)
+        await unless_client_leaves(upload.client_left, work.begin())
+        if work.form.streams:
+            response: Response = event_stream(_events(work, upload), client_left=upload.client_left, holding=holding.pop_all())
         else:
-            transcript = await unless_client_leaves(request, _last(run))
-            response = formats.respond(transcript, form, task)
-    if form.ignored:
-        response.headers["x-steno-ignored-fields"] = ", ".join(map(quote, form.ignored))
+            transcript = await unless_client_leaves(upload.client_left, _last(work.items()))
+            if work.form.streams:  # said after the file
+                response = event_stream(_events_of(transcript, work), client_left=upload.client_left, holding=holding.pop_all())
+            else:
+                response = formats.respond(transcript, work.form, task)
+            response.headers["Server-Timing"] = formats.server_timing(
+                transcript, receive=upload.ended_at - began, total=time.monotonic() - began
+            )
+    if work.form.ignored:
+        response.headers["x-steno-ignored-fields"] = ", ".join(map(quote, work.form.ignored))
     return response
 
 
-async def _last(run: AsyncGenerator[TextDelta | Transcript, None]) -> Transcript:
-    async with aclosing(run):
-        async for item in run:
+class _Transcription:
+    """The transcription of an upload.
+
+    It begins with the fields that came before the file, if the model is among them, and begins again when a field that comes
+    after it changes what is to be done.
+    """
+
+    form: TranslationForm
+
+    def __init__(
+        self,
+        upload: Upload,
+        services: Services,
+        permit: Permit,
+        *,
+        kind: type[TranslationForm],
+        task: Task,
+        request_id: str,
+    ) -> None:
+        self.task = task
+        self._upload, self._services, self._permit = upload, services, permit
+        self._kind, self._request_id = kind, request_id
+        self._speech: SpeechReader | None = None
+
+    async def begin(self) -> None:
+        """Open the file as soon as it begins. An error waits for the end: a client that still writes would not read it.
+
+        Raises:
+            StenoError: if the request cannot be served.
+            ClientDisconnect: if the client left.
+
+        """
+        await self._upload.file_began()
+        if not self._upload.has("model"):
+            await self._upload.ended()
+        count = self._upload.field_count
+        try:
+            await self._open()
+        except StenoError:
+            await self._upload.ended()
+            if self._upload.field_count == count:
+                raise
+            await self._open()
+
+    async def _open(self) -> None:
+        self.close()
+        self.form = self._upload.form(self._kind)
+        self._services.model(self.form.model)
+        self._services.transcriber.check(self.form.options(self.task))
+        self._upload.file.rewind()
+        self._speech = await self._services.transcriber.open(self._permit, self._upload.file, self.form.policy)
+
+    async def items(self) -> AsyncGenerator[TextDelta | Progress | Transcript, None]:
+        """Transcribe: what the use case yields.
+
+        Raises:
+            StenoError: as the use case does; or if text was yielded that a late field would have changed.
+
+        """
+        shown = False
+        while True:
+            assert self._speech is not None
+            run = self._services.transcriber.run(
+                self._permit,
+                self._speech,
+                self.form.options(self.task),
+                request_id=self._request_id,
+                stream=self.form.streams,
+            )
+            async with aclosing(run):
+                async for item in run:
+                    if isinstance(item, Transcript):
+                        await self._upload.ended()
+                    if self._has_changed():
+                        break
+                    shown = True
+                    yield item
+                else:
+                    return
+            if shown:
+                raise InvalidInputError("A field came after the file, when text was on its way. Send fields before the file.")
+            await self._upload.ended()
+            await self._open()
+
+    def _has_changed(self) -> bool:
+        """Read the fields again, and say whether the work at hand is not what they ask for."""
+        before, self.form = self.form, self._upload.form(self._kind)
+        self._services.model(self.form.model)
+        return (before.options(self.task), before.policy) != (self.form.options(self.task), self.form.policy)
+
+    def close(self) -> None:
+        """Let go of the file."""
+        if self._speech is not None:
+            self._speech.close()
+
+
+async def _last(items: AsyncGenerator[TextDelta | Progress | Transcript, None]) -> Transcript:
+    async with aclosing(items):
+        async for item in items:
             if isinstance(item, Transcript):
                 return item
     raise AssertionError("a transcription ends with its transcript")
 
 
-async def _events(
-    run: AsyncGenerator[TextDelta | Transcript, None], form: TranslationForm, task: Task
-) -> AsyncGenerator[dict[str, Any], None]:
-    async with aclosing(run):
-        async for item in run:
+async def _events(work: _Transcription, upload: Upload) -> AsyncGenerator[dict[str, Any], None]:
+    sent = 0
+    async with aclosing(work.items()) as items:
+        async for item in items:
             if isinstance(item, TextDelta):
-                yield {"type": "transcript.text.delta", "delta": item.text}
-            else:
-                yield formats.done_event(item, form, task)
+                sent += len(item.text)
+                if sent > EARLY_CHARACTERS:
+                    await upload.ended()
+                yield formats.delta_event(item, work.form)
+            elif isinstance(item, Transcript):
+                yield formats.done_event(item, work.form, work.task)
+            elif work.form.wants_progress:
+                yield formats.progress_event(item)
+
+
+async def _events_of(transcript: Transcript, work: _Transcription) -> AsyncGenerator[dict[str, Any], None]:
+    if transcript.text:
+        yield formats.delta_event(TextDelta(transcript.text), work.form)
+    yield formats.done_event(transcript, work.form, work.task)

@@ -127,7 +127,9 @@ def test_temperatures_rise_from_what_was_asked_for(first: float, steps: tuple[fl
 
 # --- response formats ---------------------------------------------------------------------------------------------------
 
-TRANSCRIPT = Transcript("word word", "de", 8.4701, (segment(0, 1.00049), segment(31, 32.5, window_start=30.25)), Usage(9, 1, 4))
+TRANSCRIPT = Transcript(
+    "word word", ("de",), 8.4701, (segment(0, 1.00049), segment(31, 32.5, window_start=30.25)), Usage(9, 1, 4)
+)
 
 
 VERBOSE = TranscriptionForm(model="m", response_format="verbose_json")

@@ -501,7 +501,7 @@ def test_what_newer_sdks_send_is_taken_ignored_or_refused_by_name(gateway: Gatew
 
 def test_a_prompt_as_long_as_the_form_may_be_is_taken_and_a_longer_one_refused(gateway: Gateway, clips: Clips):
     assert sound(ask(gateway.url, clips.reference, prompt="word " * 12_000)).status_code == 200
-    refused(ask(gateway.url, clips.reference, prompt="word " * 60_000), None)
+    refused(ask(gateway.url, clips.reference, prompt="word " * 60_000), "prompt")
 
 
 LIST = tuple(f" Number {i} is the one before {i + 1} and the one after {i - 1}." for i in range(10, 22))
@@ -568,7 +568,7 @@ def test_silence_is_an_empty_answer_in_every_format(gateway: Gateway, seconds: f
 async def test_a_reader_that_has_fallen_asleep_is_left_and_what_it_held_is_freed(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr("routers.sse.SEND_SECONDS", 0.2)
     freed = []
-    holding = contextlib.ExitStack()
+    holding = contextlib.AsyncExitStack()
     holding.callback(freed.append, "permit")
 
     async def events() -> AsyncGenerator[dict[str, Any], None]:
@@ -582,11 +582,11 @@ async def test_a_reader_that_has_fallen_asleep_is_left_and_what_it_held_is_freed
         if message.get("body"):
             await asyncio.sleep(3600)
 
-    async def receive() -> Any:
+    async def for_ever() -> None:
         await asyncio.sleep(3600)
 
     scope = {"type": "http", "method": "POST", "state": {"request_id": "a"}}
-    await event_stream(events(), holding=holding)(scope, receive, send)
+    await event_stream(events(), client_left=for_ever, holding=holding)(scope, for_ever, send)
     assert freed == ["work", "permit"]
 
 

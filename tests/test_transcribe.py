@@ -14,7 +14,7 @@ from app.speech.reader import SpeechReader
 from app.speech.vad import AlwaysSpeech
 from app.speech.windows import CutPolicy
 from app.transcribe import Transcriber
-from app.transcript import Options, Transcript
+from app.transcript import Options, Progress, Transcript
 from engine.base import DecodeRequest
 from engine.fake import FakeEngine, Reply
 from tests import speech
@@ -63,7 +63,7 @@ async def collect(transcriber: Transcriber, audio: ArrayAudio, options: Options 
     with PERMIT_GIVER.admit() as permit:
         run = transcriber.run(permit, opened(audio), options or Options(), request_id="t", stream=deltas)
         async with aclosing(run):
-            return [item async for item in run]
+            return [item async for item in run if not isinstance(item, Progress)]
 
 
 def number_of(request: DecodeRequest) -> int:
@@ -131,6 +131,59 @@ async def test_a_named_language_goes_to_all_windows_at_once():
         *_, transcript = await collect(a_transcriber(engine), long_audio(70), options)
     assert {(r.language, r.previous_text, r.temperature) for r in engine.submitted} == {("fr", "Paris", 0.4)}
     assert transcript.language == "fr"
+
+
+async def test_several_languages_are_told_apart_window_by_window():
+    def script(request: DecodeRequest) -> Reply:
+        return Reply((" a",), language=("de", "en", "cy")[number_of(request) % 3])
+
+    async with FakeEngine(script) as engine:
+        await engine.wait_ready()
+        *_, transcript = await collect(a_transcriber(engine), long_audio(100), Options(languages=("en", "de")))
+    assert {(r.language, r.languages) for r in engine.submitted} == {(None, ("en", "de"))}
+    assert transcript.languages == ("de", "en")  # in the order in which they were heard; no Welsh
+
+
+async def test_continuous_windows_are_told_what_was_said_before_one_after_another():
+    most = 0
+
+    def script(request: DecodeRequest) -> Reply:
+        nonlocal most
+        most = max(most, engine.requests)
+        return Reply((f" {number_of(request)}",))
+
+    async with FakeEngine(script) as engine:
+        await engine.wait_ready()
+        options = Options(language="en", prompt="Count.", continuous=True)
+        *_, transcript = await collect(a_transcriber(engine), long_audio(100), options)
+    assert transcript.text == "0 1 2 3"
+    assert [r.previous_text for r in engine.submitted] == ["Count.", "Count. 0", "Count. 1", "Count. 2"]
+    assert most == 1
+
+
+async def test_text_that_only_a_high_temperature_gave_conditions_nothing():
+    def script(request: DecodeRequest) -> Reply:
+        unsure = number_of(request) == 1 and request.temperature < 0.6
+        return Reply((f" {number_of(request)}",), avg_logprob=-2.0 if unsure else -0.2)
+
+    async with FakeEngine(script) as engine:
+        await engine.wait_ready()
+        options = Options(language="en", continuous=True)
+        *_, transcript = await collect(a_transcriber(engine), long_audio(100), options)
+    assert transcript.text == "0 1 2 3"
+    told = {number_of(r): r.previous_text for r in engine.submitted}
+    assert told == {0: "", 1: "0", 2: "", 3: "2"}
+
+
+async def test_progress_ends_at_the_end_of_the_audio():
+    async with FakeEngine() as engine:
+        await engine.wait_ready()
+        with PERMIT_GIVER.admit() as permit:
+            run = a_transcriber(engine).run(permit, opened(long_audio(100)), Options(), request_id="t", stream=True)
+            async with aclosing(run):
+                seconds = [item.seconds async for item in run if isinstance(item, Progress)]
+    assert seconds == sorted(seconds)
+    assert (len(seconds), seconds[-1]) == (4, 100.0)
 
 
 async def test_an_engine_that_cannot_detect_is_not_waited_for():

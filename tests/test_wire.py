@@ -369,14 +369,40 @@ def test_an_english_only_model_refuses_to_translate():
 def test_log_probabilities_come_with_their_tokens_and_bytes(gateway: Gateway, stream: bool):
     create = gateway.client().audio.transcriptions.create
     answer = create(model="whisper-1", file=ONE_SECOND, include=["logprobs"], prompt="scripts", stream=stream)
-    last = list(answer)[-1] if stream else answer
+    *deltas, last = list(answer) if stream else [answer]
     assert b"".join(bytes(map(int, entry.bytes)) for entry in last.logprobs).decode().strip() == last.text
     assert [entry.token for entry in last.logprobs] == list(PIECES)
     assert all(entry.logprob < 0 for entry in last.logprobs)
+    if stream:
+        assert [entry.token for delta in deltas for entry in delta.logprobs] == list(PIECES)
 
 
 def test_the_time_it_took_is_told(gateway: Gateway):
-    assert int(post(gateway).headers["openai-processing-ms"]) >= 0
+    headers = post(gateway).headers
+    total = int(headers["openai-processing-ms"])
+    stages = dict(entry.split(";dur=") for entry in headers["server-timing"].split(", "))
+    assert list(stages) == ["receive", "decode", "vad", "queue", "engine", "total"]
+    assert 0 < float(stages["receive"]) < float(stages["total"]) <= total + 1
+    assert 0 < float(stages["decode"]) < float(stages["total"])
+
+
+@pytest.mark.parametrize("languages", [["en", "de"], ["german", "EN-us"]])
+def test_several_languages_may_be_named_and_those_heard_are_told(gateway: Gateway, languages: list[str]):
+    create = gateway.client().audio.transcriptions.create
+    answer = create(model="gpt-transcribe", file=ONE_SECOND, languages=languages)
+    assert set(gateway.engine.submitted[-1].languages) == {"en", "de"}
+    assert [language.code for language in answer.languages] == ["en"]
+    *_, done = create(model="gpt-transcribe", file=ONE_SECOND, languages=["de"], stream=True)
+    assert [language.code for language in done.languages] == ["de"]
+    assert gateway.engine.submitted[-1].language == "de"
+
+
+def test_progress_is_told_when_asked_for(gateway: Gateway):
+    received = events(post(gateway, {"stream": "true", "stream_progress": "true"}))
+    assert [event for event in received[:-1] if event["type"] == "transcript.progress"] == [
+        {"type": "transcript.progress", "seconds": 1.0}
+    ]
+    assert all(event["type"] != "transcript.progress" for event in events(post(gateway, {"stream": "true"}))[:-1])
 
 
 def test_a_missing_file_and_a_file_that_is_text_are_400s(gateway: Gateway):
@@ -478,10 +504,12 @@ def test_the_openapi_document_names_every_field_of_the_form(gateway: Gateway):
     document = httpx.get(f"{gateway.url}/openapi.json").json()
     operation = document["paths"]["/v1/audio/transcriptions"]["post"]
     properties = operation["requestBody"]["content"]["multipart/form-data"]["schema"]["properties"]
-    common = {"file", "model", "prompt", "temperature", "response_format"}
+    common = {"file", "model", "prompt", "temperature", "response_format", "url", "condition_on_previous_text"}
     assert set(properties) == common | {
         "language",
+        "languages",
         "stream",
+        "stream_progress",
         "timestamp_granularities",
         "include",
         "keywords",

@@ -10,7 +10,7 @@ Blocks; runs in a worker thread. PyAV releases the interpreter's lock while FFmp
 
 import logging
 from collections.abc import Generator, Iterator
-from typing import BinaryIO
+from typing import Protocol
 
 import av
 import av.error
@@ -35,8 +35,24 @@ ABSURD = 1e8  # integers of 24 bits that nobody scaled reach 8e6; what lies beyo
 Samples = npt.NDArray[np.float32]
 
 
+class AudioSource(Protocol):
+    """What audio is read from: any binary file. One that cannot seek is read from front to back."""
+
+    def read(self, size: int, /) -> bytes:
+        """Return up to `size` bytes; none mean the end."""
+
+    def seek(self, offset: int, whence: int = 0, /) -> int:
+        """Move the position, and return it."""
+
+    def tell(self) -> int:
+        """Return the position."""
+
+    def seekable(self) -> bool:
+        """Whether FFmpeg may look around."""
+
+
 class AudioReader:
-    """Reads an audio file piece by piece. The file must stay open as long, and be seekable.
+    """Reads an audio file piece by piece. The file must stay open as long.
 
     Args:
         file: to read from.
@@ -48,7 +64,7 @@ class AudioReader:
 
     """
 
-    def __init__(self, file: BinaryIO, *, rate: int, max_seconds: float) -> None:
+    def __init__(self, file: AudioSource, *, rate: int, max_seconds: float) -> None:
         self.rate = rate
         self._max_seconds = max_seconds
         self._taken = 0
@@ -98,8 +114,9 @@ def too_long(max_seconds: float) -> AudioError:
     return AudioError(f"The audio is longer than {max_seconds:g} seconds, which is the maximum here.", code="invalid_value")
 
 
-def _mono_blocks(source: BinaryIO, rate: int, max_seconds: float) -> Generator[Samples, None, None]:
+def _mono_blocks(source: AudioSource, rate: int, max_seconds: float) -> Generator[Samples, None, None]:
     try:
+        seekable = source.seekable()
         container = av.open(source, mode="r", metadata_errors="ignore", options={"format_whitelist": CONTAINERS})
     except (av.error.FFmpegError, ValueError, OSError) as error:
         logger.debug("not opened: %s", error)
@@ -108,7 +125,7 @@ def _mono_blocks(source: BinaryIO, rate: int, max_seconds: float) -> Generator[S
         stream = next((s for s in container.streams.audio if s.codec_context is not None), None)
         if stream is None:
             raise AudioError("The file has no audio track that can be decoded.")
-        if _surely_longer(container, stream, max_seconds):
+        if seekable and _surely_longer(container, stream, max_seconds):
             raise too_long(max_seconds)
         if channels := stream.codec_context.channels:
             # PyAV 18 frees a list of named channels twice, and the process dies: here they have no names.

@@ -1,6 +1,8 @@
 """Read a file window by window: decode some of it, look for speech, cut. Blocks; runs in worker threads, one call at a time."""
 
+import time
 from collections import deque
+from collections.abc import Callable
 
 import numpy as np
 
@@ -12,15 +14,27 @@ READ_SECONDS = 10.0  # how much is decoded at a time
 
 
 class SpeechReader:
-    """Yields the windows of speech in an audio file, holding no more of it than the window at hand."""
+    """Yields the windows of speech in an audio file, holding no more of it than the window at hand.
 
-    def __init__(self, audio: AudioReader, voice_activity: VoiceActivity, policy: CutPolicy) -> None:
+    Args:
+        audio: the file.
+        voice_activity: finds the speech in it.
+        policy: where to cut.
+        stop: makes a read raise that waits for what is still to arrive.
+
+    """
+
+    def __init__(
+        self, audio: AudioReader, voice_activity: VoiceActivity, policy: CutPolicy, *, stop: Callable[[], None] = lambda: None
+    ) -> None:
         self._audio = audio
         self._voice_activity = voice_activity
         self._cutter = WindowCutter(audio.rate, policy)
         self._read_samples = int(READ_SECONDS * audio.rate) // FRAME_SAMPLES * FRAME_SAMPLES
         self._found: deque[Window] = deque()
         self._ended = False
+        self.stop = stop
+        self.decode_seconds = self.vad_seconds = 0.0
 
     @property
     def seconds(self) -> float:
@@ -35,11 +49,15 @@ class SpeechReader:
 
         """
         while not self._found and not self._ended:
+            began = time.monotonic()
             samples = self._audio.read(self._read_samples)
+            decoded = time.monotonic()
+            self.decode_seconds += decoded - began
             self._ended = len(samples) < self._read_samples
             whole = len(samples) // FRAME_SAMPLES * FRAME_SAMPLES
             frames = samples[:whole]
             self._found += self._cutter.feed(frames, self._voice_activity.feed(frames))
+            self.vad_seconds += time.monotonic() - decoded
             if self._ended:
                 self._found += self._cutter.flush(samples[whole:])
         return _normalised(self._found.popleft()) if self._found else None
