@@ -20,7 +20,7 @@ test: setup  ## install and run every test, the real engine's too
 
 fast: DEV = 1
 fast: setup  ## the tests without the real engine
-	@.venv/bin/pytest -m "not real" $(ARGS)
+	@.venv/bin/pytest -m "not real" -n auto --dist loadfile $(ARGS)
 
 check: DEV = 1
 check: setup  ## lint, formatting, types, and the layers of the architecture

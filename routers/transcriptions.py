@@ -22,21 +22,34 @@ from routers import formats
 from routers.clients import unless_client_leaves
 from routers.dependencies import ReadyServices, RequestId
 from routers.forms import TranscriptionForm, TranslationForm, request_schema
+from routers.schemas import Transcription, Translation, errors, transcripts
 from routers.sse import event_stream
 from routers.uploads import Upload
 
 EARLY_CHARACTERS = 32_000  # of text, sent to a client that still uploads and so may not read yet
 
+REFUSALS = errors(400, 404, 408, 413, 500, 503)
+
 router = APIRouter(prefix="/v1/audio", tags=["audio"])
 
 
-@router.post("/transcriptions", response_model=None, openapi_extra=request_schema(TranscriptionForm))
+@router.post(
+    "/transcriptions",
+    response_model=None,
+    openapi_extra=request_schema(TranscriptionForm),
+    responses=transcripts(Transcription, streams=True) | REFUSALS,
+)
 async def create_transcription(request: Request, services: ReadyServices, request_id: RequestId) -> Response:
     """Transcribe an audio file in the language that is spoken."""
     return await _answer(request, services, request_id, TranscriptionForm, "transcribe")
 
 
-@router.post("/translations", response_model=None, openapi_extra=request_schema(TranslationForm))
+@router.post(
+    "/translations",
+    response_model=None,
+    openapi_extra=request_schema(TranslationForm),
+    responses=transcripts(Translation, streams=False) | REFUSALS,
+)
 async def create_translation(request: Request, services: ReadyServices, request_id: RequestId) -> Response:
     """Transcribe an audio file into English, whatever is spoken."""
     return await _answer(request, services, request_id, TranslationForm, "translate")

@@ -1,14 +1,18 @@
 """Uploads that take their time: text before the file's end, fields in any order, clients that stall or leave, and addresses."""
 
+import asyncio
+import concurrent.futures
 import contextlib
 import http.server
 import json
 import re
 import socket
 import threading
+import time
 from collections.abc import Iterator
 
 import httpx
+import numpy as np
 import pytest
 
 from app.audio.fetch import Fetcher
@@ -189,9 +193,7 @@ def test_slow_uploads_keep_nobody_waiting(gateway: Gateway):
     for client in slow:
         client.send(STREAM + file_part(LONG)[:20_000])
     wait_until(lambda: gateway.services.admission.in_progress == 12)
-    quick = httpx.post(
-        f"{gateway.url}/v1/audio/transcriptions", data={"model": "whisper-1"}, files={"file": speech.wav(speech.tone(1.0))}
-    )
+    quick = post_file(gateway, speech.wav(speech.tone(1.0)))
     assert "16000" in quick.json()["text"]
     for client in slow:
         client.send((file_part(LONG) + END)[20_000:])
@@ -236,6 +238,34 @@ def test_a_field_that_is_far_too_long_is_a_400_that_names_it(client: SlowClient)
     client.send(file_part(b"") + END)
     client.end()
     assert (client.status(), client.error()["param"]) == (400, "prompt")
+
+
+@pytest.mark.real(order=195)  # it computes for long, which the fast tests shall not
+def test_the_event_loop_keeps_turning_while_large_files_are_decoded(monkeypatch: pytest.MonkeyPatch):
+    longest = 0.0
+    run = asyncio.Handle._run
+
+    def measured(handle: asyncio.Handle) -> None:
+        nonlocal longest
+        began = time.thread_time()
+        run(handle)
+        longest = max(longest, time.thread_time() - began)
+
+    minutes = speech.wav(np.tile(speech.two_cities().audio.samples, 16))  # 12 of them, 23 MB
+    with ready_gateway(lambda: FakeEngine(script)) as gateway:
+        assert post_file(gateway, speech.wav(speech.tone(1.0))).status_code == 200  # what is loaded once is not counted
+        monkeypatch.setattr(asyncio.Handle, "_run", measured)
+        with concurrent.futures.ThreadPoolExecutor(8) as clients:
+            answers = list(clients.map(lambda stream: post_file(gateway, minutes, stream=stream), ["true", "false"] * 4))
+        monkeypatch.undo()
+    assert {answer.status_code for answer in answers} == {200}
+    print(f"longest step of the event loop: {longest * 1000:.1f} ms of CPU time")
+    assert 0 < longest < 0.1
+
+
+def post_file(gateway: Gateway, file: bytes, **fields: str) -> httpx.Response:
+    form = {"model": "whisper-1"} | fields
+    return httpx.post(f"{gateway.url}/v1/audio/transcriptions", data=form, files={"file": file}, timeout=600)
 
 
 # --- addresses ----------------------------------------------------------------------------------------------------------
