@@ -4,6 +4,11 @@ The rules are those of openai-whisper (`whisper/decoding.py`: `SuppressBlank`, `
 its models were made to be decoded with. Pure: a function of the request's rules, of the tokens decoded so far, and of the row.
 Adapters in `engine.vllm_plugin` apply it to vLLM's batches.
 
+Log-probabilities are to be those after the rules and before the temperature, as openai-whisper's are, and the first step's are
+to tell how likely silence was before the rules. Neither can be read from vLLM's own, which are from before the rules or after
+the temperature. So each row carries two figures of its own out, in places of tokens that are never decoded: `read_logprobs`
+reads them.
+
 Forced steps come first: each allows only some tokens. So a multilingual model chooses its language in the same pass that
 decodes the text, after a prompt that ends at the start token, where its first step also tells how likely silence is.
 """
@@ -17,6 +22,7 @@ from engine.prompts import TIMESTAMP_STEP_SECONDS, TokenLayout
 
 MAX_INITIAL_TIMESTAMP_SECONDS = 1.0  # openai-whisper, DecodingOptions.max_initial_timestamp
 NEVER = -torch.inf
+DEPTH = 50.0  # how far, in logits, the row's own figures lie below all else: sampled once in e^50
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,6 +56,31 @@ def restrict(row: torch.Tensor, decoded: Sequence[int], rules: RequestRules, voc
         vocabulary: the model's.
 
     """
+    layout, first = vocabulary.layout, not decoded
+    no_speech = row[layout.no_speech] - torch.logsumexp(row, 0) if first else 0.0
+    _forbid(row, decoded, rules, vocabulary)
+    total = torch.logsumexp(row, 0) - DEPTH
+    row[layout.start_of_lm] = total
+    row[layout.no_speech] = total + no_speech
+
+
+def read_logprobs(token: float, *, total: float, no_speech: float, temperature: float) -> tuple[float, float]:
+    """Compute log-probabilities from a row's logits, as they are after the temperature.
+
+    Args:
+        token: the logit of the token that was chosen.
+        total, no_speech: the row's own figures, in the places of the start-of-lm and the no-speech token.
+        temperature: what the logits were divided by; 0 stands for none.
+
+    Returns:
+        the token's, after the rules and before the temperature; and in the first step that of silence, before the rules.
+
+    """
+    scale = temperature or 1.0
+    return scale * (token - total) - DEPTH, scale * (no_speech - total)
+
+
+def _forbid(row: torch.Tensor, decoded: Sequence[int], rules: RequestRules, vocabulary: VocabularyRules) -> None:
     step = len(decoded)
     if step < len(rules.forced):
         _allow_only(row, rules.forced[step])

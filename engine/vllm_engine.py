@@ -57,13 +57,6 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-WINDOW_POSITIONS = 1500  # encoder positions of 20 ms: Whisper's 30 s
-SAMPLES_PER_POSITION = 320
-# True length: at least 1.28 s of silence after the audio, without which Whisper loops (whisper-acft issue 5: 64 frames),
-# rounded up so that requests of similar length are encoded together.
-TRAILING_POSITIONS = 64
-POSITION_STEP = 25
-
 # A loop of up to 28 tokens that comes 8 times ends the decode; people do say one word five times.
 LOOP_MAX_TOKENS = 28
 LOOP_COUNT = 8
@@ -284,7 +277,9 @@ class _Reading:
     """Reads a request's tokens as they come: forced ones become the language, timestamps the segments, the rest is text."""
 
     def __init__(self, prepared: "_Prepared", model: "_LoadedModel") -> None:
-        self._prepared, self._model = prepared, model
+        from engine.decoding_rules import read_logprobs
+
+        self._prepared, self._model, self._read_logprobs = prepared, model, read_logprobs
         self._language = prepared.language
         self._steps = 0
         self._tokens: list[int] = []  # text and timestamps
@@ -298,13 +293,18 @@ class _Reading:
         layout, forced = self._model.layout, len(self._prepared.prompt.forced)
         text: list[tuple[int, float, bytes]] = []
         for token, known in zip(completion.token_ids, completion.logprobs, strict=True):
+            logprob, no_speech_logprob = self._read_logprobs(
+                known[token].logprob,
+                total=known[layout.start_of_lm].logprob,
+                no_speech=known[layout.no_speech].logprob,
+                temperature=self._prepared.sampling.temperature,
+            )
             if self._steps == 0:
-                self._no_speech_prob = math.exp(known[layout.no_speech].logprob)
+                self._no_speech_prob = math.exp(no_speech_logprob)
                 self._language = self._language or layout.language_of(token)
             self._steps += 1
             if self._steps <= forced:
                 continue
-            logprob = known[token].logprob
             self._total_logprob += logprob
             if token != layout.end_of_text:
                 self._tokens.append(token)
@@ -340,14 +340,6 @@ class _Reading:
             queue_seconds=stats.scheduled_ts - stats.queued_ts,
             engine_seconds=stats.last_token_ts - stats.scheduled_ts,
         )
-
-
-def encoder_positions(samples: int, audio_context: AudioContext) -> int:
-    """Return how many encoder positions, of 20 ms each, audio of so many samples is given."""
-    if audio_context == "full":
-        return WINDOW_POSITIONS
-    needed = -(-samples // SAMPLES_PER_POSITION) + TRAILING_POSITIONS
-    return min(WINDOW_POSITIONS, -(-needed // POSITION_STEP) * POSITION_STEP)
 
 
 @dataclass(frozen=True, slots=True)
@@ -417,10 +409,11 @@ class _LoadedModel:
         from vllm.inputs.engine import mm_input, tokens_input
         from vllm.multimodal.inputs import MultiModalFieldConfig, MultiModalKwargsItems, PlaceholderRange
 
-        from engine.features import log_mel
+        from engine.features import WINDOW_POSITIONS, encoder_positions, log_mel
 
         check_request(request, self.limits)
-        positions = encoder_positions(len(request.samples), request.audio_context or self.options.audio_context)
+        whole_window = (request.audio_context or self.options.audio_context) == "full"
+        positions = WINDOW_POSITIONS if whole_window else encoder_positions(len(request.samples))
         mel = log_mel(request.samples, n_mels=self.checkpoint.n_mels, positions=positions)
         language = request.language if self.layout.multilingual else "en"
         prompt = decoder_prompt(
@@ -488,7 +481,7 @@ class _LoadedModel:
                 max_pattern_size=LOOP_MAX_TOKENS, min_pattern_size=1, min_count=LOOP_COUNT
             ),
             # One form of log-probabilities for all requests: in vLLM 0.32 one request's choice changes its whole batch.
-            logprob_token_ids=[self.layout.no_speech],
+            logprob_token_ids=[self.layout.no_speech, self.layout.start_of_lm],
             extra_args={RULES: {"forced": [list(step) for step in prompt.forced], "timestamps": request.timestamps}},
         )
 
@@ -537,6 +530,8 @@ def _kv_cache_bytes(model: _LoadedModel) -> int:
     """Compute what `concurrency` requests need: keys and values of the decoder's positions and of the whole window."""
     import json
 
+    from engine.features import WINDOW_POSITIONS
+
     config = json.loads((model.checkpoint.path / "config.json").read_text())
     number_bytes = 4 if model.dtype == "float32" else 2
     blocks = -(-448 // KV_BLOCK) + -(-WINDOW_POSITIONS // KV_BLOCK) + 1
@@ -549,6 +544,7 @@ def _build_llm(model: _LoadedModel) -> "AsyncLLM":
     from vllm.engine.arg_utils import AsyncEngineArgs
     from vllm.v1.engine.async_llm import AsyncLLM
 
+    from engine.features import WINDOW_POSITIONS
     from engine.vllm_plugin import ARCHITECTURE
 
     options = model.options
@@ -570,6 +566,7 @@ def _build_llm(model: _LoadedModel) -> "AsyncLLM":
             enable_prefix_caching=False,
             enforce_eager=model.on_cpu,
             scheduling_policy="priority",
+            logprobs_mode="processed_logits",
             distributed_executor_backend="uni",
             kv_cache_memory_bytes=options.kv_cache_bytes or (_kv_cache_bytes(model) if model.on_cpu else None),
         )

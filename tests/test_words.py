@@ -1,77 +1,35 @@
 """Words and their times: against openai-whisper's own alignment on the same weights, and by hand."""
 
 import itertools
-import re
+from collections.abc import Callable
 
 import numpy as np
 import pytest
-import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from safetensors.torch import load_file
-from whisper.model import ModelDimensions, Whisper
 from whisper.timing import dtw_cpu, find_alignment, merge_punctuations
 from whisper.tokenizer import get_tokenizer
 
 from app.settings import Settings
 from app.words import CLOSING, OPENING, words_of
 from engine.alignment import Aligner, cheapest_path
-from engine.checkpoints import Checkpoint, resolve
+from engine.checkpoints import resolve
 from engine.features import log_mel
 from engine.prompts import decoder_prompt
 from tests import speech
-
-NAMES = [
-    (r"^model\.", ""),
-    (r"layers\.", "blocks."),
-    (r"encoder_attn_layer_norm", "cross_attn_ln"),
-    (r"self_attn_layer_norm", "attn_ln"),
-    (r"encoder_attn", "cross_attn"),
-    (r"self_attn", "attn"),
-    (r"q_proj", "query"),
-    (r"k_proj", "key"),
-    (r"v_proj", "value"),
-    (r"out_proj", "out"),
-    (r"fc1", "mlp.0"),
-    (r"fc2", "mlp.2"),
-    (r"final_layer_norm", "mlp_ln"),
-    (r"encoder\.layer_norm", "encoder.ln_post"),
-    (r"decoder\.layer_norm", "decoder.ln"),
-    (r"embed_tokens", "token_embedding"),
-    (r"embed_positions\.weight", "positional_embedding"),
-]
-
-
-def openai_whisper(checkpoint: Checkpoint, heads: list[tuple[int, int]]) -> Whisper:
-    """Load a checkpoint's weights into openai-whisper."""
-    weights = {}
-    for name, tensor in load_file(checkpoint.path / "model.safetensors").items():
-        for pattern, replacement in NAMES:
-            name = re.sub(pattern, replacement, name)  # noqa: PLW2901
-        weights[name] = tensor.float()
-    state, layers = (
-        weights["decoder.positional_embedding"].shape[1],
-        1 + max(int(name.split(".")[2]) for name in weights if ".blocks." in name),
-    )
-    dimensions = ModelDimensions(
-        80, 1500, state, state // 64, layers, checkpoint.vocabulary_size, 448, state, state // 64, layers
-    )
-    model = Whisper(dimensions)
-    model.load_state_dict(weights)
-    mask = torch.zeros(layers, state // 64, dtype=torch.bool)
-    for layer, head in heads:
-        mask[layer, head] = True
-    model.register_buffer("alignment_heads", mask.to_sparse(), persistent=False)
-    return model.eval()
+from tests.oracle import openai_whisper
 
 
 @pytest.mark.real(order=70)
 @pytest.mark.parametrize("name", ["tiny.en", "base"])
-def test_word_times_are_openai_whispers(name: str):
+@pytest.mark.parametrize(
+    ("make", "seconds", "spoken"), [(speech.two_cities, 20, 48), (speech.jfk, 11, 22)], ids=["two_cities", "jfk"]
+)
+def test_word_times_are_openai_whispers(make: Callable[[], speech.Clip], seconds: int, spoken: int, name: str):
     checkpoint = resolve(name, Settings(_env_file=None).cache_dir)
-    clip = speech.two_cities()
-    samples = clip.audio.samples[: 20 * speech.RATE]
-    text = " " + " ".join(clip.words.split()[:48])
+    clip = make()
+    samples = clip.audio.samples[: seconds * speech.RATE]
+    text = " " + " ".join(clip.words.split()[:spoken])
     layout = checkpoint.layout
     tokenizer = get_tokenizer(layout.multilingual, language="en", task="transcribe")
     tokens = tokenizer.encode(text)
@@ -86,7 +44,7 @@ def test_word_times_are_openai_whispers(name: str):
     theirs = find_alignment(model, tokenizer, tokens, mel, len(samples) // 160)
     merge_punctuations(theirs, OPENING, CLOSING)
     theirs = [word for word in theirs if word.word]
-    assert len(ours) >= 45
+    assert len(ours) == spoken
     assert [word.text for word in ours] == [word.word.strip() for word in theirs]
     near = [abs(a.start - b.start) <= 0.2 and abs(a.end - b.end) <= 0.2 for a, b in zip(ours, theirs, strict=True)]
     assert np.mean(near) >= 0.9
