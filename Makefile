@@ -3,7 +3,7 @@ PYTHON ?= python3
 SETUP = $(PYTHON) scripts/setup.py
 
 .DEFAULT_GOAL := help
-.PHONY: help setup serve test fast check format lock clean
+.PHONY: help setup serve test fast check format table lock clean
 
 help:  ## list the targets
 	@grep -hE '^[a-z]+:.*##' Makefile | sed -E 's/^([a-z]+):.*## /  \1\t/' | expand -t 12
@@ -33,6 +33,9 @@ format: DEV = 1
 format: setup  ## format the code and mend what ruff can
 	@.venv/bin/ruff check --fix-only .
 	@.venv/bin/ruff format .
+
+table:  ## write the live session's table into ARCHITECTURE.md
+	@.venv/bin/python scripts/session_table.py
 
 lock:  ## renew the constraints files after pyproject.toml changed; ARGS=--upgrade takes the newest versions
 	@$(SETUP) --lock $(ARGS)

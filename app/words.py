@@ -5,7 +5,7 @@ script has none; punctuation belongs to the word beside it (openai-whisper, `spl
 """
 
 import string
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 UNSPACED_LANGUAGES = {"zh", "ja", "th", "lo", "my", "yue"}
@@ -29,6 +29,18 @@ class _Piece:
     last: int  # up to before this one
 
 
+def text_of(spelling: Iterable[bytes]) -> str:
+    """Join tokens' bytes into text."""
+    return b"".join(spelling).decode(errors="replace")
+
+
+def word_ends(spelling: Sequence[bytes], language: str | None) -> list[int]:
+    """Say after how many tokens each word ends, its punctuation included. The last word may still be growing."""
+    if not spelling:
+        return []
+    return [*(piece.first for piece in _words(spelling, language)[1:]), len(spelling)]
+
+
 def words_of(spelling: Sequence[bytes], times: Sequence[float], language: str | None) -> list[Word]:
     """Group tokens into words.
 
@@ -38,14 +50,18 @@ def words_of(spelling: Sequence[bytes], times: Sequence[float], language: str | 
         language: a code; decides where words part.
 
     """
+    return [
+        Word(piece.text.strip(), float(times[piece.first]), float(times[piece.last]))
+        for piece in _words(spelling, language)
+        if piece.text.strip()
+    ]
+
+
+def _words(spelling: Sequence[bytes], language: str | None) -> list[_Piece]:
     pieces = _whole_characters(spelling)
     if language not in UNSPACED_LANGUAGES:
         pieces = _joined_between_spaces(pieces)
-    return [
-        Word(piece.text.strip(), float(times[piece.first]), float(times[piece.last]))
-        for piece in _with_punctuation(pieces)
-        if piece.text.strip()
-    ]
+    return _with_punctuation(pieces)
 
 
 def _whole_characters(spelling: Sequence[bytes]) -> list[_Piece]:

@@ -26,6 +26,7 @@ FinishReason = Literal["stop", "length", "repetition"]
 AudioContext = Literal["full", "true"]
 
 MAX_AMPLITUDE = 10.0  # 1, and room for what resamplers overshoot; integers that were not scaled are a mistake
+MAX_PREFIX_TOKENS = 180  # of the 224 that Whisper decodes for a window, so that there is room for more
 Ability = Literal["detection", "translation", "prompt", "words"]
 
 
@@ -92,7 +93,10 @@ class DecodeRequest:
         task: transcribe, or translate into English.
         previous_text: text that came before this audio (OpenAI's `prompt`); steers style and spelling.
         temperature: 0 decodes greedily; above, tokens are sampled.
-        timestamps: frame the text by times, which gives the outcome's segments.
+        prefix: text tokens that the text is known to begin with; what is decoded comes after them. It needs a `language`, and
+            excludes `timestamps`.
+        timestamps: frame the text by times, which gives the outcome's segments; without, there is one.
+        max_tokens: the most text tokens to decode; None is what the model can.
         deltas: yield text as it comes; else one Delta at the end, which costs less.
         audio_context: encode the whole window (`full`) or only this audio's length (`true`); None is the engine's default.
         priority: lower goes first among the waiting.
@@ -106,7 +110,9 @@ class DecodeRequest:
     task: Task = "transcribe"
     previous_text: str = ""
     temperature: float = 0.0
+    prefix: tuple[int, ...] = ()
     timestamps: bool = False
+    max_tokens: int | None = None
     deltas: bool = False
     audio_context: AudioContext | None = None
     priority: int = 0
@@ -137,7 +143,7 @@ class Outcome:
         usage: what it cost.
         avg_logprob: mean log-probability of the tokens, the end included (openai-whisper's `avg_logprob`).
         no_speech_prob: how likely it was, before the first token, that nobody speaks.
-        segments: with timestamps, the text by times.
+        segments: the text by times.
         queue_seconds: how long it waited for its first step.
         engine_seconds: how long it was decoded, from its first step on.
 
@@ -248,5 +254,9 @@ def check_request(request: DecodeRequest, limits: EngineLimits) -> None:
         raise InvalidRequestError("languages", f"the model does not know the language {unknown[0]!r}")
     if request.task == "translate" and "translation" not in limits.abilities:
         raise InvalidRequestError("task", "the model does not translate")
+    if request.prefix and (request.timestamps or (request.language is None and "detection" in limits.abilities)):
+        raise InvalidRequestError("prefix", "a prefix needs a language, and no timestamps")
+    if len(request.prefix) > MAX_PREFIX_TOKENS:
+        raise InvalidRequestError("prefix", f"the prefix has {len(request.prefix)} tokens; {MAX_PREFIX_TOKENS} is the most")
     if not 0.0 <= request.temperature <= 1.0:
         raise InvalidRequestError("temperature", f"the temperature {request.temperature} is not between 0 and 1")

@@ -40,10 +40,15 @@ class VocabularyRules:
 
 @dataclass(frozen=True, slots=True)
 class RequestRules:
-    """What holds for one request: the allowed tokens of each forced step, and whether timestamps follow."""
+    """What holds for one request.
+
+    `forced` are the allowed tokens of each forced step; `timestamps` tells whether timestamps follow; `begun` whether the
+    prompt holds the text's beginning already.
+    """
 
     forced: tuple[tuple[int, ...], ...] = ()
     timestamps: bool = False
+    begun: bool = False
 
 
 def restrict(row: torch.Tensor, decoded: Sequence[int], rules: RequestRules, vocabulary: VocabularyRules) -> None:
@@ -87,7 +92,7 @@ def _forbid(row: torch.Tensor, decoded: Sequence[int], rules: RequestRules, voca
         return
     text = decoded[len(rules.forced) :]
     row[vocabulary.suppressed] = NEVER
-    if not text:
+    if not text and not rules.begun:
         row[vocabulary.suppressed_at_start] = NEVER
     if rules.timestamps:
         _keep_timestamp_grammar(row, text, vocabulary.layout)

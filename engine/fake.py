@@ -168,27 +168,29 @@ class FakeEngine:
         if request.language is None and request.languages and language not in request.languages:
             language = request.languages[0]
         await self._pause(reply.first_seconds)
-        for i, piece in enumerate(reply.pieces):
+        known = len(request.prefix)
+        pieces = reply.pieces[known : known + request.max_tokens if request.max_tokens else None]
+        for i, piece in enumerate(pieces, known):
             if i == reply.fail_after:
                 raise EngineFailedError("the script lost this request")
             if i == reply.stall_after:
                 await self._pause(None)
-            if i:
+            if i > known:
                 await self._pause(reply.piece_seconds)
             if request.deltas:
                 yield Delta(piece, (i,), (reply.avg_logprob,), (piece.encode(),), language)
         if reply.fail_after is not None and reply.fail_after >= len(reply.pieces):
             raise EngineFailedError("the script lost this request")
-        text, count = "".join(reply.pieces), len(reply.pieces)
-        tokens, logprobs = tuple(range(count)), (reply.avg_logprob,) * count
-        spelling = tuple(piece.encode() for piece in reply.pieces)
+        text, count = "".join(pieces), len(pieces)
+        tokens, logprobs = tuple(range(known, known + count)), (reply.avg_logprob,) * count
+        spelling = tuple(piece.encode() for piece in pieces)
         segment = Segment(0.0, len(request.samples) / self._limits.sample_rate, text, tokens, logprobs, spelling)
         outcome = Outcome(
             reply.finish_reason,
             Usage(len(request.samples) // 320, 1, count),
             reply.avg_logprob,
             reply.no_speech_prob,
-            (segment,) if request.timestamps and count else (),
+            (segment,) if count else (),
             engine_seconds=reply.first_seconds + reply.piece_seconds * max(0, count - 1),
         )
         if request.deltas:

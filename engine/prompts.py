@@ -147,6 +147,7 @@ def decoder_prompt(
     task: Task = "transcribe",
     timestamps: bool = False,
     previous: Sequence[int] = (),
+    prefix: Sequence[int] = (),
 ) -> DecoderPrompt:
     """Build the decoder's prompt as openai-whisper does (`DecodingTask._get_initial_tokens`).
 
@@ -161,6 +162,7 @@ def decoder_prompt(
         timestamps: whether the text is to be framed by timestamps.
         task: what the text is to be; an English-only model only transcribes.
         previous: tokens of the text before this audio; the last 223 are kept.
+        prefix: tokens that the text begins with. The prompt ends with them, and nothing is left to be forced.
 
     Raises:
         KeyError: if the model does not know `language`.
@@ -174,4 +176,6 @@ def decoder_prompt(
         forced.append((layout.translate if task == "translate" else layout.transcribe,))
     if not timestamps:
         forced.append((layout.no_timestamps,))
+    if prefix:
+        return DecoderPrompt((*history, layout.start_of_transcript, *(step[0] for step in forced), *prefix))
     return DecoderPrompt((*history, layout.start_of_transcript), tuple(forced))

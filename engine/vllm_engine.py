@@ -44,8 +44,8 @@ from engine.base import (
     check_request,
 )
 from engine.checkpoints import Checkpoint, CheckpointError, resolve
-from engine.prompts import DecoderPrompt, TokenLayout, decoder_prompt, spelling
-from engine.segments import Segment, split_segments
+from engine.prompts import MAX_NEW_TOKENS, DecoderPrompt, TokenLayout, decoder_prompt, spelling
+from engine.segments import split_segments
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
@@ -299,7 +299,7 @@ class _Reading:
                 no_speech=known[layout.no_speech].logprob,
                 temperature=self._prepared.sampling.temperature,
             )
-            if self._steps == 0:
+            if self._steps == 0 and not self._prepared.begun:
                 self._no_speech_prob = math.exp(no_speech_logprob)
                 self._language = self._language or layout.language_of(token)
             self._steps += 1
@@ -320,16 +320,14 @@ class _Reading:
             raise EngineFailedError(f"the engine ended the request with {finish_reason!r}")
         prepared, layout = self._prepared, self._model.layout
         decoded = self._steps - len(prepared.prompt.forced)
-        segments: tuple[Segment, ...] = ()
-        if prepared.timestamps:
-            segments = split_segments(
-                self._tokens,
-                self._logprobs,
-                layout=layout,
-                seconds=prepared.seconds,
-                detokenize=lambda tokens: self._model.tokenizer.decode(list(tokens)),
-                spell=self._model.spell,
-            )
+        segments = split_segments(
+            self._tokens,
+            self._logprobs,
+            layout=layout,
+            seconds=prepared.seconds,
+            detokenize=lambda tokens: self._model.tokenizer.decode(list(tokens)),
+            spell=self._model.spell,
+        )
         text_tokens = sum(token < layout.end_of_text for token in self._tokens)
         return Outcome(
             finish_reason=cast(FinishReason, finish_reason),
@@ -352,7 +350,7 @@ class _Prepared:
     positions: int
     seconds: float
     language: str | None
-    timestamps: bool
+    begun: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -423,6 +421,7 @@ class _LoadedModel:
             task=request.task,
             timestamps=request.timestamps,
             previous=self._previous_tokens(request.previous_text),
+            prefix=request.prefix,
         )
         items = MultiModalKwargsItems.from_hf_inputs(
             {"input_features": mel[None]}, {"input_features": MultiModalFieldConfig.batched("audio")}
@@ -445,7 +444,7 @@ class _LoadedModel:
             positions=positions,
             seconds=len(request.samples) / self.limits.sample_rate,
             language=language,
-            timestamps=request.timestamps,
+            begun=bool(request.prefix),
         )
 
     def align(self, request: DecodeRequest, tokens: Sequence[int]) -> tuple[float, ...]:
@@ -475,14 +474,20 @@ class _LoadedModel:
 
         return SamplingParams(
             temperature=request.temperature,
-            max_tokens=prompt.max_new_tokens,
+            max_tokens=min(prompt.max_new_tokens, len(prompt.forced) + (request.max_tokens or MAX_NEW_TOKENS)),
             output_kind=RequestOutputKind.DELTA if request.deltas else RequestOutputKind.FINAL_ONLY,
             repetition_detection=RepetitionDetectionParams(
                 max_pattern_size=LOOP_MAX_TOKENS, min_pattern_size=1, min_count=LOOP_COUNT
             ),
             # One form of log-probabilities for all requests: in vLLM 0.32 one request's choice changes its whole batch.
             logprob_token_ids=[self.layout.no_speech, self.layout.start_of_lm],
-            extra_args={RULES: {"forced": [list(step) for step in prompt.forced], "timestamps": request.timestamps}},
+            extra_args={
+                RULES: {
+                    "forced": [list(step) for step in prompt.forced],
+                    "timestamps": request.timestamps,
+                    "begun": bool(request.prefix),
+                }
+            },
         )
 
 

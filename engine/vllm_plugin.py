@@ -107,7 +107,7 @@ class WhisperRulesV2(LogitsProcessorV2):  # type: ignore[misc]
 
 def _rules_of(params: SamplingParams) -> RequestRules | None:
     rules = (params.extra_args or {}).get(RULES)
-    return RequestRules(tuple(tuple(step) for step in rules["forced"]), rules["timestamps"]) if rules else None
+    return RequestRules(tuple(tuple(step) for step in rules["forced"]), rules["timestamps"], rules["begun"]) if rules else None
 
 
 def _rules_and_output(params: SamplingParams, output: list[int]) -> tuple[RequestRules, list[int]] | None:
