@@ -6,7 +6,10 @@ from dataclasses import dataclass, field
 
 from app.admission import Admission
 from app.audio.fetch import Fetcher
+from app.cores import Cores
 from app.errors import UnknownModelError
+from app.live import LivePolicy, LiveSessions
+from app.session.agreement import AgreementPolicy
 from app.settings import Settings
 from app.speech.vad import AlwaysSpeech, SileroVoiceActivity
 from app.transcribe import Transcriber
@@ -29,6 +32,7 @@ class Services:
     settings: Settings
     engine: Engine
     transcriber: Transcriber
+    live: LiveSessions
     admission: Admission
     fetcher: Fetcher | None
     started: int = field(default_factory=lambda: int(time.time()))
@@ -79,15 +83,33 @@ def build_engine(settings: Settings) -> Engine:
     )
 
 
+def live_policy(settings: Settings) -> LivePolicy:
+    """Take the settings of live sessions."""
+    return LivePolicy(
+        first_seconds=settings.partial_seconds,
+        step_seconds=settings.partial_seconds,
+        agreement=AgreementPolicy(settings.agreeing_hypotheses, settings.open_words),
+        free_finals=settings.free_finals,
+        partial_context=settings.partial_context,
+        buffer_seconds=settings.live_buffer_seconds,
+        idle_seconds=settings.live_idle_seconds,
+        max_seconds=settings.max_audio_minutes * 60,
+        final_places=settings.engine_concurrency // 4,
+    )
+
+
 def build_services(settings: Settings, engine: Engine | None = None) -> Services:
     """Wire a gateway's parts around an engine, the settings' own unless another is given."""
     engine = engine or build_engine(settings)
+    cores = Cores(os.cpu_count() or 1)
+    voice_activity = SileroVoiceActivity if settings.vad else AlwaysSpeech
     transcriber = Transcriber(
         engine,
-        voice_activity=SileroVoiceActivity if settings.vad else AlwaysSpeech,
-        workers=os.cpu_count() or 1,
+        voice_activity=voice_activity,
+        cores=cores,
         windows_per_request=settings.windows_per_request,
         max_seconds=settings.max_audio_minutes * 60,
     )
     fetcher = Fetcher(max_bytes=settings.max_upload_mb << 20, seconds=settings.fetch_seconds) if settings.fetch_urls else None
-    return Services(settings, engine, transcriber, Admission(settings.max_requests), fetcher)
+    live = LiveSessions(engine, voice_activity=voice_activity, cores=cores, policy=live_policy(settings))
+    return Services(settings, engine, transcriber, live, Admission(settings.max_requests), fetcher)

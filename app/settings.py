@@ -59,6 +59,19 @@ class Settings(BaseSettings):
     vad: bool = Field(True, description="Look for speech first, and decode nothing else.")
     max_requests: int = Field(64, ge=1, description="Transcriptions in progress; more are refused with 503.")
     windows_per_request: int = Field(4, ge=1, description="Windows of one file that decode side by side.")
+    partial_seconds: float = Field(0.5, gt=0, description="Audio between two partials of a live session, in seconds.")
+    partial_context: Literal["full", "true"] = Field(
+        "true", description="Encode the whole window for partials, or their own length; finals follow `--audio-context`."
+    )
+    agreeing_hypotheses: int = Field(2, ge=1, description="Successive partials that must agree on a word to confirm it.")
+    open_words: int = Field(1, ge=0, description="Newest words of a partial that are never confirmed.")
+    free_finals: bool = Field(
+        False, description="Decode finals without the confirmed words; an event tells when one says something else."
+    )
+    live_buffer_seconds: float = Field(
+        90.0, ge=60, description="Audio that a live session may keep, in seconds; past it its sender waits."
+    )
+    live_idle_seconds: float = Field(60.0, gt=0, description="A live session that sends nothing for so long is ended.")
     log_level: Literal["debug", "info", "warning", "error"] = Field("info", description="How much to log.")
 
     @field_validator("model_aliases", mode="before")

@@ -10,9 +10,8 @@ each of these closes its engine request, which the engine aborts.
 
 import asyncio
 import math
-import threading
-from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator
-from contextlib import aclosing, contextmanager
+from collections.abc import AsyncGenerator, Awaitable, Callable
+from contextlib import aclosing
 from dataclasses import dataclass, field, replace
 
 import anyio
@@ -20,7 +19,8 @@ import anyio.to_thread
 
 from app.admission import Permit
 from app.audio.arriving import ArrivingFile
-from app.audio.decode import AudioReader, AudioSource
+from app.audio.decode import AudioReader, AudioSource, RawFormat
+from app.cores import Cores
 from app.decoding import WindowDecoder, WindowText
 from app.errors import InvalidInputError, StenoError, TranscriptionFailedError, UnavailableError
 from app.speech.reader import SpeechReader
@@ -61,35 +61,13 @@ class _Job:
     events: "asyncio.Queue[Piece | WindowText | Exception]" = field(default_factory=asyncio.Queue)
 
 
-class _Cores:
-    """So many threads of the gateway may compute at once. One that waits for bytes to arrive lets another in."""
-
-    def __init__(self, count: int) -> None:
-        self._free = threading.Semaphore(count)
-
-    @contextmanager
-    def busy(self) -> Iterator[None]:
-        """Take a core, waiting for one to be free."""
-        with self._free:
-            yield
-
-    @contextmanager
-    def idle(self) -> Iterator[None]:
-        """Lend the core that this thread has to others."""
-        self._free.release()
-        try:
-            yield
-        finally:
-            self._free.acquire()
-
-
 class Transcriber:
     """Transcribes files on an engine.
 
     Args:
         engine: where windows are decoded.
         voice_activity: makes what finds speech in a file.
-        workers: how many threads may read files and look for speech at once.
+        cores: what may read files and look for speech at once.
         windows_per_request: how many windows of a file the engine may hold at once.
         max_seconds: the longest audio that is taken.
 
@@ -100,13 +78,13 @@ class Transcriber:
         engine: Engine,
         *,
         voice_activity: Callable[[], VoiceActivity],
-        workers: int,
+        cores: Cores,
         windows_per_request: int,
         max_seconds: float,
     ) -> None:
         self._engine = engine
         self._voice_activity = voice_activity
-        self._cores = _Cores(workers)
+        self._cores = cores
         self._threads = anyio.CapacityLimiter(math.inf)  # as many as there are permits
         self._windows_per_request = windows_per_request
         self._max_seconds = max_seconds
@@ -141,8 +119,10 @@ class Transcriber:
         """Make a file that can be transcribed while it arrives."""
         return ArrivingFile(idle=self._cores.idle)
 
-    async def open(self, _permit: Permit, file: AudioSource, policy: CutPolicy) -> SpeechReader:
+    async def open(self, _permit: Permit, file: AudioSource, policy: CutPolicy, raw: RawFormat | None = None) -> SpeechReader:
         """Open a file and decode its beginning, in a worker thread. The file must stay open until `run` has ended.
+
+        `raw` says how samples lie in a file that has no header.
 
         Raises:
             AudioError: if it is not audio, or known to be too long.
@@ -152,23 +132,17 @@ class Transcriber:
         rate = limits.sample_rate
 
         def work() -> SpeechReader:
-            with self._cores.busy():
-                reader = AudioReader(file, rate=rate, max_seconds=self._max_seconds)
-                return SpeechReader(
-                    reader,
-                    self._voice_activity(),
-                    replace(policy, limit_seconds=limits.window_seconds),
-                    stop=file.interrupt if isinstance(file, ArrivingFile) else lambda: None,
-                )
+            return SpeechReader(
+                AudioReader(file, rate=rate, max_seconds=self._max_seconds, raw=raw),
+                self._voice_activity(),
+                replace(policy, limit_seconds=limits.window_seconds),
+                stop=file.interrupt if isinstance(file, ArrivingFile) else lambda: None,
+            )
 
-        return await anyio.to_thread.run_sync(work, limiter=self._threads)
+        return await anyio.to_thread.run_sync(self._cores.run, work, limiter=self._threads)
 
     async def _next_window(self, speech: SpeechReader) -> Window | None:
-        def work() -> Window | None:
-            with self._cores.busy():
-                return speech.next_window()
-
-        return await anyio.to_thread.run_sync(work, limiter=self._threads)
+        return await anyio.to_thread.run_sync(self._cores.run, speech.next_window, limiter=self._threads)
 
     async def run(
         self, permit: Permit, speech: SpeechReader, options: Options, *, request_id: str, stream: bool

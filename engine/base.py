@@ -11,7 +11,7 @@ Implementations: `engine.vllm_engine.VllmEngine`, and `engine.fake.FakeEngine`, 
 """
 
 from collections.abc import AsyncGenerator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from types import TracebackType
 from typing import Literal, Protocol, Self
 
@@ -154,8 +154,8 @@ class Outcome:
     avg_logprob: float
     no_speech_prob: float
     segments: tuple[Segment, ...] = ()
-    queue_seconds: float = 0.0
-    engine_seconds: float = 0.0
+    queue_seconds: float = field(default=0.0, compare=False)
+    engine_seconds: float = field(default=0.0, compare=False)
 
 
 @dataclass(frozen=True, slots=True)

@@ -115,7 +115,11 @@ class TranscriptionForm(TranslationForm):
     timestamp_granularities: list[Literal["word", "segment"]] = Field(
         ["segment"], description="Whose times are wanted; needs verbose_json."
     )
-    include: list[Literal["logprobs"]] = Field([], description="`logprobs`: each token's log-probability; with json only.")
+    include: list[Literal["logprobs", "partials", "profile"]] = Field(
+        [],
+        description="`logprobs`: each token's log-probability, with json only. Of a live session also `partials`: text that is "
+        "not certain yet; and `profile`: where the time went.",
+    )
     keywords: list[str] = Field([], description="Words to expect; also taken as `hotwords` and `context_bias`.")
     chunking_strategy: Chunking | None = Field(
         None, description="Where to cut: `auto`, or `server_vad` with its numbers; else windows are as long as may be."
@@ -134,7 +138,17 @@ class TranscriptionForm(TranslationForm):
     @property
     def wants_logprobs(self) -> bool:
         """Whether the client wants each token's log-probability."""
-        return bool(self.include)
+        return "logprobs" in self.include
+
+    @property
+    def wants_partials(self) -> bool:
+        """Whether the client wants text that is not certain yet."""
+        return "partials" in self.include
+
+    @property
+    def wants_profile(self) -> bool:
+        """Whether the client wants to know where the time went."""
+        return "profile" in self.include
 
     @property
     def granularities(self) -> frozenset[str]:
@@ -187,7 +201,7 @@ class TranscriptionForm(TranslationForm):
             )
         if self.language and self.languages:
             raise InvalidInputError("Send either language or languages[].", param="languages", code="invalid_value")
-        if self.include and self.response_format != "json":
+        if self.wants_logprobs and self.response_format != "json":
             raise UnsupportedValueError(
                 f"include[] 'logprobs' is not compatible with response_format {self.response_format!r}. Use 'json' instead.",
                 param="include",

@@ -21,7 +21,9 @@ from engine.prompts import Task
 from routers import formats
 from routers.clients import unless_client_leaves
 from routers.dependencies import ReadyServices, RequestId
-from routers.forms import TranscriptionForm, TranslationForm, request_schema
+from routers.forms import TranscriptionForm, TranslationForm, read_fields, request_schema
+from routers.live import transcribe_live
+from routers.media import is_audio, raw_format
 from routers.schemas import Transcription, Translation, errors, transcripts
 from routers.sse import event_stream
 from routers.uploads import Upload
@@ -40,7 +42,14 @@ router = APIRouter(prefix="/v1/audio", tags=["audio"])
     responses=transcripts(Transcription, streams=True) | REFUSALS,
 )
 async def create_transcription(request: Request, services: ReadyServices, request_id: RequestId) -> Response:
-    """Transcribe an audio file in the language that is spoken."""
+    """Transcribe an audio file in the language that is spoken.
+
+    The body may also be the audio itself, and the fields the query's: with `stream=true` text comes while it is being sent.
+    """
+    if is_audio(request.headers.get("content-type", "")):
+        form = read_fields(TranscriptionForm, request.query_params.multi_items())
+        if form.streams:
+            return with_ignored_fields(await transcribe_live(request, services, request_id, form, "transcribe"), form)
     return await _answer(request, services, request_id, TranscriptionForm, "transcribe")
 
 
@@ -80,8 +89,13 @@ async def _answer(request: Request, services: Services, request_id: str, kind: t
             response.headers["Server-Timing"] = formats.server_timing(
                 transcript, receive=upload.ended_at - began, total=time.monotonic() - began
             )
-    if work.form.ignored:
-        response.headers["x-steno-ignored-fields"] = ", ".join(map(quote, work.form.ignored))
+    return with_ignored_fields(response, work.form)
+
+
+def with_ignored_fields(response: Response, form: TranslationForm) -> Response:
+    """Name the fields that meant nothing in the response's header."""
+    if form.ignored:
+        response.headers["x-steno-ignored-fields"] = ", ".join(map(quote, form.ignored))
     return response
 
 
@@ -135,7 +149,8 @@ class _Transcription:
         self._services.model(self.form.model)
         self._services.transcriber.check(self.form.options(self.task))
         self._upload.file.rewind()
-        self._speech = await self._services.transcriber.open(self._permit, self._upload.file, self.form.policy)
+        raw = raw_format(self._upload.content_type)
+        self._speech = await self._services.transcriber.open(self._permit, self._upload.file, self.form.policy, raw)
 
     async def items(self) -> AsyncGenerator[TextDelta | Progress | Transcript, None]:
         """Transcribe: what the use case yields.

@@ -26,6 +26,7 @@ from app.errors import (
     UploadTooLargeError,
 )
 from routers.forms import TranslationForm, plain_name, read_fields
+from routers.media import is_audio
 
 FORM_OVERHEAD_BYTES = 256 * 1024  # what a form may hold beside the file
 STALL_SECONDS = 60  # a client that sends nothing for so long is asleep, and holds a permit
@@ -52,6 +53,7 @@ class Upload:
         self._fetcher = fetcher
         self.ended_at = 0.0  # by the monotonic clock, in seconds
         self._fields: list[tuple[str, str]] = []
+        self.content_type = request.headers.get("content-type", "")
         self._file_began = asyncio.Event()
         self._body_ended = asyncio.Event()
         self._body_error: Exception | None = None
@@ -150,7 +152,7 @@ class Upload:
         declared = self._request.headers.get("content-length", "")
         if declared.isdigit() and int(declared) > limit:
             raise UploadTooLargeError(self._max_file_bytes, int(declared))
-        parts: _Parts | None = None
+        parts: _Parts | _Whole | None = None
         refusal: InvalidInputError | None = None
         read = 0
         async for chunk in _unless_stalled(self._request.stream()):
@@ -159,18 +161,23 @@ class Upload:
             if refusal is not None:
                 continue  # a client that still writes would not read it
             try:
-                parts = parts or _Parts(_boundary(self._request))
+                parts = parts or self._parts()
                 await self._take(parts, chunk)
             except InvalidInputError as error:
                 refusal = error
                 self.file.fail(error)
         if refusal is not None:
             raise refusal
-        parts = parts or _Parts(_boundary(self._request))
+        parts = parts or self._parts()
         parts.end()
         return parts.file_began
 
-    async def _take(self, parts: "_Parts", chunk: bytes) -> None:
+    def _parts(self) -> "_Parts | _Whole":
+        if is_audio(self.content_type):
+            return _Whole(self._request.query_params.multi_items())
+        return _Parts(_boundary(self.content_type))
+
+    async def _take(self, parts: "_Parts | _Whole", chunk: bytes) -> None:
         parts.feed(chunk)
         self._fields += parts.take_fields()
         if (size := self.file.size + parts.waiting) > self._max_file_bytes:
@@ -212,13 +219,49 @@ async def _unless_stalled(chunks: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
         yield chunk
 
 
-def _boundary(request: Request) -> bytes:
-    kind, parameters = parse_options_header(request.headers.get("content-type"))
+def _boundary(content_type: str) -> bytes:
+    kind, parameters = parse_options_header(content_type)
     if kind.lower() != b"multipart/form-data":
-        raise InvalidInputError("The body must be multipart/form-data with the fields 'file' and 'model'.")
+        raise InvalidInputError(
+            "The body must be multipart/form-data with the fields 'file' and 'model', or audio, with 'model' in the query."
+        )
     if not parameters.get(b"boundary"):
         raise InvalidInputError("The multipart form cannot be read: its content type has no boundary.")
     return parameters[b"boundary"]
+
+
+class _Whole:
+    """A body that is the file itself; its fields are the query's."""
+
+    file_began = True
+
+    def __init__(self, fields: list[tuple[str, str]]) -> None:
+        self._fields = fields
+        self._file = b""
+        self.file_ended = False
+
+    def feed(self, chunk: bytes) -> None:
+        """Take what has come."""
+        self._file += chunk
+        self.file_ended = not chunk
+
+    def end(self) -> None:
+        """Nothing is missing."""
+
+    @property
+    def waiting(self) -> int:
+        """How many bytes of the file have been read and not taken."""
+        return len(self._file)
+
+    def take_fields(self) -> list[tuple[str, str]]:
+        """Return the fields, once."""
+        taken, self._fields = self._fields, []
+        return taken
+
+    def take_file(self) -> bytes:
+        """Return what has been read of the file since the last call."""
+        taken, self._file = self._file, b""
+        return taken
 
 
 class _Parts:

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from app.admission import Admission
+from app.cores import Cores
 from app.errors import AudioError, InvalidInputError, TranscriptionFailedError, UnavailableError
 from app.speech.reader import SpeechReader
 from app.speech.vad import AlwaysSpeech
@@ -46,7 +47,7 @@ class ArrayAudio:
 
 
 def a_transcriber(engine: FakeEngine, **changes) -> Transcriber:
-    arguments = {"voice_activity": AlwaysSpeech, "workers": 2, "windows_per_request": 3, "max_seconds": 3600.0}
+    arguments = {"voice_activity": AlwaysSpeech, "cores": Cores(2), "windows_per_request": 3, "max_seconds": 3600.0}
     return Transcriber(engine, **(arguments | changes))
 
 

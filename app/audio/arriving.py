@@ -4,6 +4,7 @@ It lies in memory while it is small, then on disk. A read beyond what has come w
 back says that it cannot seek, or FFmpeg would look at its end first; formats that need to look elsewhere may, and wait.
 """
 
+import asyncio
 import threading
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
@@ -139,3 +140,88 @@ def _is_front_to_back(head: bytes) -> bool:
         next_box = int.from_bytes(head[:4], "big")
         return head[next_box + 4 : next_box + 8] == b"moov"
     return head.startswith(_FRONT_TO_BACK)
+
+
+class ArrivingStream:
+    """Bytes that are read once, from front to back, while they arrive. Holds a bounded number: past it a write waits.
+
+    Args:
+        idle: held while a read waits for bytes.
+        capacity: how many bytes may wait to be read.
+
+    """
+
+    def __init__(self, *, idle: Callable[[], AbstractContextManager[None]] = nullcontext, capacity: int = 64 * 1024) -> None:
+        self._idle, self._capacity = idle, capacity
+        self._loop = asyncio.get_running_loop()
+        self._room = asyncio.Event()
+        self._room.set()
+        self._changed = threading.Condition()
+        self._waiting = bytearray()
+        self._position = 0
+        self._complete = False
+        self._error: Exception | None = None
+
+    async def write(self, data: bytes) -> None:
+        """Add bytes at the end; wait first while there are too many."""
+        await self._room.wait()
+        with self._changed:
+            self._waiting += data
+            if len(self._waiting) > self._capacity:
+                self._room.clear()
+            self._changed.notify_all()
+
+    def finish(self) -> None:
+        """Say that all has come."""
+        with self._changed:
+            self._complete = True
+            self._changed.notify_all()
+
+    def fail(self, error: Exception) -> None:
+        """Say that no more will come; reads raise `error` from now on."""
+        with self._changed:
+            self._error = error
+            self._changed.notify_all()
+        self._room.set()
+
+    def interrupt(self) -> None:
+        """Make a read that waits raise UploadBrokenError."""
+        self.fail(UploadBrokenError())
+
+    def read(self, size: int, /) -> bytes:
+        """Return up to `size` bytes; wait for the first of them. None at all mean the end.
+
+        Raises:
+            Exception: what `fail` was told.
+
+        """
+
+        def is_settled() -> bool:
+            return bool(self._waiting) or self._complete or self._error is not None
+
+        with self._changed:
+            waits = not is_settled()
+        if waits:
+            with self._idle(), self._changed:
+                self._changed.wait_for(is_settled)
+        with self._changed:
+            if self._error is not None:
+                raise self._error
+            data = bytes(self._waiting[:size])
+            del self._waiting[:size]
+            self._position += len(data)
+            if len(self._waiting) <= self._capacity and not self._loop.is_closed():
+                self._loop.call_soon_threadsafe(self._room.set)
+        return data
+
+    def seek(self, _offset: int, _whence: int = 0, /) -> int:
+        """Refuse: what was read is gone."""
+        raise OSError("a stream cannot seek")
+
+    def tell(self) -> int:
+        """Return how many bytes were read."""
+        return self._position
+
+    def seekable(self) -> bool:
+        """Say no."""
+        return False

@@ -10,7 +10,8 @@ Blocks; runs in a worker thread. PyAV releases the interpreter's lock while FFmp
 
 import logging
 from collections.abc import Generator, Iterator
-from typing import Protocol
+from dataclasses import dataclass
+from typing import Any, Literal, Protocol
 
 import av
 import av.error
@@ -30,6 +31,7 @@ FORMATS_FOR_PEOPLE = ["flac", "m4a", "mp3", "mp4", "mpeg", "mpga", "oga", "ogg",
 MIN_SECONDS = 0.1  # what OpenAI asks for
 MIN_RATE = 4000  # Hz: half of a telephone's. A file of a few bytes that claims 1 Hz would fill the memory with its hours
 
+LIVE_PROBE_BYTES = 2048  # of a live stream are looked at before its sound is decoded
 ABSURD = 1e8  # integers of 24 bits that nobody scaled reach 8e6; what lies beyond is damage
 
 Samples = npt.NDArray[np.float32]
@@ -51,6 +53,15 @@ class AudioSource(Protocol):
         """Whether FFmpeg may look around."""
 
 
+@dataclass(frozen=True, slots=True)
+class RawFormat:
+    """How samples lie in a file without a header: FFmpeg's name of the encoding, samples a second, channels."""
+
+    encoding: Literal["s16le", "s16be", "f32le", "mulaw", "alaw"]
+    rate: int
+    channels: int = 1
+
+
 class AudioReader:
     """Reads an audio file piece by piece. The file must stay open as long.
 
@@ -58,17 +69,21 @@ class AudioReader:
         file: to read from.
         rate: sample rate of what comes out, in Hz.
         max_seconds: longer audio is refused as soon as it is known to be longer.
+        raw: the samples' form in a file without a header; else the content tells.
+        live: somebody still speaks; look at no more of the file than must be before its sound comes out.
 
     Raises:
         AudioError: if it is not audio, is shorter than 0.1 s, or says that it is too long.
 
     """
 
-    def __init__(self, file: AudioSource, *, rate: int, max_seconds: float) -> None:
+    def __init__(
+        self, file: AudioSource, *, rate: int, max_seconds: float, raw: RawFormat | None = None, live: bool = False
+    ) -> None:
         self.rate = rate
         self._max_seconds = max_seconds
         self._taken = 0
-        self._blocks = _mono_blocks(file, rate, max_seconds)
+        self._blocks = _mono_blocks(file, rate, max_seconds, _open_options(raw, live=live))
         self._rest = self._gather(int(MIN_SECONDS * rate))
         if not len(self._rest):
             raise AudioError("Audio file might be corrupted or unsupported: it holds no sound that can be decoded.")
@@ -114,10 +129,21 @@ def too_long(max_seconds: float) -> AudioError:
     return AudioError(f"The audio is longer than {max_seconds:g} seconds, which is the maximum here.", code="invalid_value")
 
 
-def _mono_blocks(source: AudioSource, rate: int, max_seconds: float) -> Generator[Samples, None, None]:
+def _open_options(raw: RawFormat | None, *, live: bool) -> dict[str, Any]:
+    """Choose how PyAV opens a file."""
+    if raw is not None:
+        layout = {1: "mono", 2: "stereo"}.get(raw.channels, f"{raw.channels} channels")
+        return {"format": raw.encoding, "options": {"sample_rate": str(raw.rate), "ch_layout": layout}}
+    few = {"probesize": str(LIVE_PROBE_BYTES), "analyzeduration": "0"} if live else {}
+    return {"options": {"format_whitelist": CONTAINERS} | few}
+
+
+def _mono_blocks(
+    source: AudioSource, rate: int, max_seconds: float, how_to_open: dict[str, Any]
+) -> Generator[Samples, None, None]:
     try:
         seekable = source.seekable()
-        container = av.open(source, mode="r", metadata_errors="ignore", options={"format_whitelist": CONTAINERS})
+        container = av.open(source, mode="r", metadata_errors="ignore", **how_to_open)
     except (av.error.FFmpegError, ValueError, OSError) as error:
         logger.debug("not opened: %s", error)
         raise AudioError(f"Invalid file format. Supported formats: {FORMATS_FOR_PEOPLE}") from error

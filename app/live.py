@@ -1,0 +1,634 @@
+"""Use case: a live session. The asyncio shell of `app.session`: it owns the audio, the tasks and the bounds.
+
+Audio is taken as it comes, whatever the engine does: voice activity finds utterances, the machine says what to decode, tasks
+decode it and bring the answers back. All of it runs in one event loop, so the machine needs no lock; what computes runs in
+worker threads.
+
+Bounds: a session keeps the audio of open and undecoded utterances only. Past `buffer_seconds` of it, or `MAX_EVENTS` that
+nobody has read, `feed` waits, and whoever sends the audio with it. Nothing is dropped. Partials of all sessions together leave
+some of the engine's places to finals, which also go before them.
+"""
+
+import asyncio
+import logging
+import time
+from collections import deque
+from collections.abc import AsyncGenerator, Callable
+from contextlib import aclosing
+from dataclasses import dataclass, field, replace
+from statistics import median
+
+import anyio.to_thread
+import numpy as np
+import numpy.typing as npt
+
+from app.admission import Permit
+from app.cores import Cores
+from app.decoding import WindowDecoder
+from app.errors import InvalidInputError, StenoError, TranscriptionFailedError, UnavailableError
+from app.quality import judge
+from app.session import machine
+from app.session.agreement import AgreementPolicy, Token
+from app.session.machine import Hypothesis, Pace, Session
+from app.speech.endpointing import Endpointer, EndpointPolicy
+from app.speech.vad import FRAME_SAMPLES, VoiceActivity
+from app.speech.windows import QUIET_SECONDS, quietest
+from app.transcribe import translate_engine_error
+from app.transcript import Options, Segment, Stages, TextJoiner, Transcript
+from engine.base import AudioContext, DecodeRequest, Engine, EngineError, Usage
+
+logger = logging.getLogger(__name__)
+
+MAX_EVENTS = 1000
+PARTIAL_PRIORITY = 10  # finals and files have 0, which goes first
+TOKENS_PER_SECOND = 8  # of speech, at most: what a partial may decode, beside TOKENS_AT_LEAST
+TOKENS_AT_LEAST = 16
+
+Samples = npt.NDArray[np.float32]
+
+
+@dataclass(frozen=True, slots=True)
+class LivePolicy:
+    """How sessions are run.
+
+    Attributes:
+        first_seconds, step_seconds: audio before the first partial of an utterance, and between partials.
+        agreement: which words are confirmed.
+        free_finals: decode finals without the confirmed words.
+        partial_context: how much of the window partials encode; finals follow the engine's own setting.
+        buffer_seconds: how much audio a session may keep.
+        idle_seconds: how long a session may send nothing.
+        max_seconds: the longest session, in seconds of audio.
+        final_places: the engine's places that partials leave free.
+
+    """
+
+    first_seconds: float = 0.5
+    step_seconds: float = 0.5
+    agreement: AgreementPolicy = field(default_factory=AgreementPolicy)
+    free_finals: bool = False
+    partial_context: AudioContext = "true"
+    buffer_seconds: float = 90.0
+    idle_seconds: float = 60.0
+    max_seconds: float = 3 * 3600.0
+    final_places: int = 4
+
+
+# --- what a session tells ---------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class UtteranceOpened:
+    """Somebody speaks, from `start` seconds on."""
+
+    utterance: int
+    start: float
+
+
+@dataclass(frozen=True, slots=True)
+class UtteranceClosed:
+    """The utterance has ended at `end` seconds; the rest of its text will come."""
+
+    utterance: int
+    end: float
+
+
+@dataclass(frozen=True, slots=True)
+class LiveDelta:
+    """Text to append to all that was told before. It is never taken back."""
+
+    utterance: int
+    text: str
+    tokens: tuple[Token, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class LivePartial:
+    """What is heard after the text that was told; it replaces the partial before. `revision` rises within an utterance."""
+
+    utterance: int
+    revision: int
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class UtteranceChanged:
+    """The final says something else than the deltas did: this is the utterance's text. Only with free finals."""
+
+    utterance: int
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class UtteranceFinal:
+    """All text of an utterance has been told."""
+
+    segment: Segment
+    utterance: int
+    language: str | None
+
+
+LiveEvent = UtteranceOpened | UtteranceClosed | LiveDelta | LivePartial | UtteranceChanged | UtteranceFinal | Transcript
+
+
+@dataclass(slots=True)
+class Profile:
+    """Where a session's time went, so that a slow one can be explained. Times in seconds, from the first audio's receipt."""
+
+    began: float = field(default_factory=time.monotonic)
+    first_text: float | None = None
+    stopped: float | None = None
+    ended: float | None = None
+    waited: float = 0.0  # by the sender, for room
+    decode: float = 0.0
+    vad: float = 0.0
+    partials: int = 0
+    partials_stale: int = 0
+    finals: int = 0
+    words_taken_back: int = 0
+    turn_waits: list[float] = field(default_factory=list)  # of partials, for a place
+    queues: list[float] = field(default_factory=list)
+    engines: list[float] = field(default_factory=list)
+    deliveries: list[float] = field(default_factory=list)  # from the engine's answer to the reader's asking
+
+    def summary(self) -> dict[str, float | int | None]:
+        """Write it down, in milliseconds."""
+
+        def ms(seconds: float | None) -> float | None:
+            return None if seconds is None else round(seconds * 1000, 1)
+
+        def spread(name: str, values: list[float]) -> dict[str, float | None]:
+            return {f"{name}_ms_p50": ms(median(values)) if values else None, f"{name}_ms_max": ms(max(values, default=None))}
+
+        return {
+            "partials": self.partials,
+            "partials_stale": self.partials_stale,
+            "finals": self.finals,
+            "words_taken_back": self.words_taken_back,
+            "first_text_ms": ms(self.first_text),
+            "final_after_stop_ms": ms(self.ended - self.stopped if self.ended and self.stopped else None),
+            "sender_waited_ms": ms(self.waited),
+            "decode_ms": ms(self.decode),
+            "vad_ms": ms(self.vad),
+            **spread("turn", self.turn_waits),
+            **spread("queue", self.queues),
+            **spread("engine", self.engines),
+            **spread("deliver", self.deliveries),
+        }
+
+
+# --- all sessions -------------------------------------------------------------------------------------------------------
+
+
+class LiveSessions:
+    """Makes sessions, and shares the engine's places among their partials.
+
+    Args:
+        engine: decodes.
+        voice_activity: makes what finds speech, for each session; None leaves utterances to the client.
+        cores: what may compute at once.
+        policy: how sessions are run.
+
+    """
+
+    def __init__(
+        self, engine: Engine, *, voice_activity: Callable[[], VoiceActivity], cores: Cores, policy: LivePolicy
+    ) -> None:
+        self.engine = engine
+        self.policy = policy
+        self.cores = cores
+        self.open: set[LiveSession] = set()
+        self._voice_activity = voice_activity
+        self._partials = 0
+        self._waiting: deque[LiveSession] = deque()
+
+    def start(self, permit: Permit, options: Options, *, request_id: str, endpoints: EndpointPolicy | None) -> "LiveSession":
+        """Begin a session. `endpoints` None leaves it to the client to close utterances.
+
+        Raises:
+            UnavailableError: if the engine is not ready.
+
+        """
+        if self.engine.state.phase != "ready":
+            raise UnavailableError(f"The engine is not ready: {self.engine.state}.", retry_after=15)
+        voice_activity = self._voice_activity() if endpoints else None
+        session = LiveSession(
+            self, options, decode_id=f"{request_id}-{permit.number}", voice_activity=voice_activity, endpoints=endpoints
+        )
+        self.open.add(session)
+        return session
+
+    def drain(self) -> None:
+        """Let every session end with the audio that it has."""
+        for session in list(self.open):
+            session.stop()
+
+    # --- the places of partials -----------------------------------------------------------------------------------
+
+    @property
+    def _places(self) -> int:
+        return max(1, self.engine.limits.concurrency - self.policy.final_places)
+
+    def take_place(self, session: "LiveSession") -> bool:
+        """Take a place for a partial, or stand in line for one."""
+        if self._partials < self._places:
+            self._partials += 1
+            return True
+        if session not in self._waiting:
+            self._waiting.append(session)
+        return False
+
+    def give_place(self) -> None:
+        """Give a place back; who has waited longest may take it."""
+        self._partials -= 1
+        while self._waiting and self._partials < self._places:
+            self._waiting.popleft().advance()
+
+    def leave(self, session: "LiveSession") -> None:
+        """Forget a session."""
+        self.open.discard(session)
+        if session in self._waiting:
+            self._waiting.remove(session)
+
+
+class LiveSession:
+    """One session. `feed` takes audio, `events` tells what is heard; `close` ends all at any moment."""
+
+    def __init__(
+        self,
+        sessions: LiveSessions,
+        options: Options,
+        *,
+        decode_id: str,
+        voice_activity: VoiceActivity | None,
+        endpoints: EndpointPolicy | None,
+    ) -> None:
+        policy, limits = sessions.policy, sessions.engine.limits
+        self._sessions, self._engine, self._policy, self._options = sessions, sessions.engine, policy, options
+        self._id = decode_id
+        self._rate = limits.sample_rate
+        self._machine = Session(
+            Pace(self._samples(policy.first_seconds), self._samples(policy.step_seconds), limits.window_samples),
+            policy.agreement,
+            free_finals=policy.free_finals,
+        )
+        self._voice_activity = voice_activity
+        self._endpoints = endpoints
+        self._endpointer = Endpointer(self._rate, endpoints) if endpoints else None
+        self._chunks: deque[Samples] = deque()  # what may still be decoded
+        self._chunks_start = 0
+        self._scanned = 0  # up to where voice activity has looked
+        self._tasks: dict[int, asyncio.Task[None]] = {}
+        self._starts: dict[int, float] = {}  # of utterances whose final has not come
+        self._ends: dict[int, float] = {}
+        self._results: dict[int, tuple[Segment, str | None]] = {}  # of utterances, until their turn
+        self._spoken: dict[int, list[Token]] = {}
+        self._events: asyncio.Queue[tuple[float, LiveEvent] | StenoError | None] = asyncio.Queue()
+        self._room = asyncio.Event()
+        self._room.set()
+        self._feeding = asyncio.Lock()
+        self._stopping = False
+        self._joiner = TextJoiner()
+        self._segments: list[Segment] = []
+        self._languages: dict[str, None] = {}
+        self._usage, self._stages = Usage(), Stages()
+        self._wanted_at: float | None = None
+        self._over = False
+        self.profile = Profile()
+
+    # --- audio in ---------------------------------------------------------------------------------------------------
+
+    @property
+    def seconds(self) -> float:
+        """How much audio has come."""
+        return self._machine.received / self._rate
+
+    @property
+    def over(self) -> bool:
+        """Whether nothing more will be told."""
+        return self._over
+
+    async def feed(self, samples: Samples) -> None:
+        """Take audio, mono float32 at the engine's rate. Waits while the session has more than it may keep.
+
+        Raises:
+            InvalidInputError: if the session has become too long, or has ended.
+
+        """
+        async with self._feeding:
+            began = time.monotonic()
+            await self._room.wait()
+            self.profile.waited += time.monotonic() - began
+            if self._over or self._stopping:
+                raise InvalidInputError("The session has ended.", code="session_ended")
+            if self.seconds > self._policy.max_seconds:
+                raise InvalidInputError(
+                    f"The session is longer than {self._policy.max_seconds:g} seconds, which is the maximum here.",
+                    code="invalid_value",
+                )
+            self._machine.audio(len(samples))
+            self._chunks.append(samples)
+            if self._endpointer is None:
+                if self._machine.state == machine.State.QUIET and len(samples):
+                    self._apply(self._machine.open(self._machine.received - len(samples)))
+            else:
+                await self._find_utterances()
+            self._cut_at_limit()
+            self._make_room()
+            self.advance()
+
+    async def commit(self) -> None:
+        """Close the open utterance after the last sample that has come."""
+        async with self._feeding:
+            self._close_open()
+
+    def stop(self) -> None:
+        """Take no more audio; the rest of the text comes, and then the end."""
+        if not self._stopping:
+            self._stopping = True
+            self.profile.stopped = time.monotonic()
+            self._apply(self._machine.stop())
+
+    def fail(self, error: StenoError) -> None:
+        """End the session with an error."""
+        if not self._over:
+            self._apply(self._machine.cancel())
+            self._end(error)
+
+    def close(self) -> None:
+        """End the session at once: nobody waits any more."""
+        if not self._over:
+            self._apply(self._machine.cancel())
+            self._end(None)
+
+    # --- events out -------------------------------------------------------------------------------------------------
+
+    async def events(self) -> AsyncGenerator[LiveEvent, None]:
+        """Tell what is heard, to one reader; the Transcript is the last. Close it to end the session.
+
+        Raises:
+            StenoError: if the session ended with an error.
+
+        """
+        try:
+            while (item := await self._events.get()) is not None:
+                if isinstance(item, StenoError):
+                    raise item
+                told_at, event = item
+                self.profile.deliveries.append(time.monotonic() - told_at)
+                self._make_room()
+                yield event
+        finally:
+            self.close()
+
+    # --- utterances -------------------------------------------------------------------------------------------------
+
+    async def _find_utterances(self) -> None:
+        """Look for speech in the whole frames that have come."""
+        assert self._voice_activity is not None
+        assert self._endpointer is not None
+        count = (self._machine.received - self._scanned) // FRAME_SAMPLES * FRAME_SAMPLES
+        if not count:
+            return
+        frames = self._cut_out(self._scanned, self._scanned + count)
+        feed = self._voice_activity.feed
+        began = time.monotonic()
+        probabilities = await anyio.to_thread.run_sync(self._sessions.cores.run, feed, frames)
+        self.profile.vad += time.monotonic() - began
+        self._scanned += count
+        for edge in self._endpointer.feed(probabilities):
+            self._apply(self._machine.open(edge.at) if edge.kind == "open" else self._machine.close(edge.at))
+            self._cut_at_limit()
+
+    def _close_open(self) -> None:
+        at = self._machine.received
+        if self._endpointer is not None:
+            self._endpointer.close(at)
+        self._apply(self._machine.close(at))
+
+    def _cut_at_limit(self) -> None:
+        while (found := self._machine.cut_range) is not None:
+            earliest, latest = found
+            searched = self._cut_out(earliest, latest)
+            at = earliest + quietest(searched, self._samples(QUIET_SECONDS))
+            if self._endpointer is not None:
+                self._endpointer.cut(at)
+            self._apply(self._machine.cut(at))
+
+    # --- decoding ---------------------------------------------------------------------------------------------------
+
+    def advance(self) -> None:
+        """Decode a partial, if one is due and there is a place for it."""
+        if not self._machine.wants_turn or self._over:
+            self._wanted_at = None
+            return
+        self._wanted_at = self._wanted_at or time.monotonic()
+        if self._sessions.take_place(self):
+            self.profile.turn_waits.append(time.monotonic() - self._wanted_at)
+            self._wanted_at = None
+            self._apply(self._machine.turn())
+
+    def _apply(self, effects: list[machine.Effect]) -> None:
+        """Do what the machine says."""
+        for effect in effects:
+            match effect:
+                case machine.Decode():
+                    task = asyncio.create_task(self._decode(effect, self._cut_out(effect.start, effect.end)))
+                    self._tasks[effect.job] = task
+                    if not effect.final:  # not in the task, which may be cancelled before it begins
+                        task.add_done_callback(lambda _: self._sessions.give_place())
+                case machine.Abort(job):
+                    self._tasks.pop(job).cancel()
+                    self.profile.partials_stale += 1
+                case machine.Opened(utterance, start):
+                    self._starts[utterance] = start / self._rate
+                    self._tell(UtteranceOpened(utterance, start / self._rate))
+                case machine.Closed(utterance, end):
+                    self._ends[utterance] = end / self._rate
+                    self._tell(UtteranceClosed(utterance, end / self._rate))
+                case machine.Confirmed(utterance, tokens, final):
+                    self._tell_tokens(utterance, tokens)
+                    if final:
+                        self._tell_final(utterance)
+                case machine.Changed(utterance, tokens):
+                    self._spoken[utterance] = list(tokens)
+                    self._tell(UtteranceChanged(utterance, _text(tokens).strip()))
+                case machine.Tail(utterance, revision, text):
+                    self._tell(LivePartial(utterance, revision, text.strip()))
+                case machine.Failed(error):
+                    self._end(error if isinstance(error, StenoError) else TranscriptionFailedError(str(error)))
+                case machine.Ended():
+                    self._tell_transcript()
+        self._forget_audio()
+        self._make_room()
+
+    async def _decode(self, job: machine.Decode, samples: Samples) -> None:
+        try:
+            hypothesis = await (self._final(job, samples) if job.final else self._partial(job, samples))
+        except EngineError as error:
+            effects = self._machine.failed(job.job, translate_engine_error(error))
+        except Exception as error:
+            logger.exception("%s: a decode failed", self._id)
+            effects = self._machine.failed(
+                job.job, TranscriptionFailedError(f"The transcription failed: {type(error).__name__}.")
+            )
+        else:
+            effects = self._machine.heard(job.job, hypothesis)
+        self._tasks.pop(job.job, None)
+        self._apply(effects)
+        self.advance()
+
+    def _request(self, job: machine.Decode, samples: Samples) -> DecodeRequest:
+        language = job.language or self._options.language
+        return DecodeRequest(
+            id=f"{self._id}-{job.job}",
+            samples=samples,
+            language=language,
+            languages=self._options.languages,
+            previous_text=self._options.prompt,
+            temperature=self._options.temperature,
+            prefix=job.prefix,
+        )
+
+    async def _partial(self, job: machine.Decode, samples: Samples) -> Hypothesis | None:
+        self.profile.partials += 1
+        request = self._request(job, samples)
+        request = replace(
+            request,
+            # A prompt would sway which language is heard, and to ask for it apart would cost as much as the partial.
+            previous_text=request.previous_text if request.language else "",
+            max_tokens=int(len(samples) / self._rate * TOKENS_PER_SECOND) + TOKENS_AT_LEAST,
+            audio_context=self._policy.partial_context,
+            priority=PARTIAL_PRIORITY,
+        )
+        async with aclosing(self._engine.transcribe(request)) as deltas:
+            async for delta in deltas:
+                if (outcome := delta.outcome) is None:
+                    continue
+                self.profile.queues.append(outcome.queue_seconds)
+                self.profile.engines.append(outcome.engine_seconds)
+                self._usage += outcome.usage
+                verdict = judge(
+                    delta.text,
+                    avg_logprob=outcome.avg_logprob,
+                    no_speech_prob=outcome.no_speech_prob,
+                    looped=outcome.finish_reason == "repetition",
+                )
+                if verdict != "good":
+                    return None
+                known = zip(delta.tokens, delta.spelling, delta.logprobs, strict=True)
+                return Hypothesis(tuple(Token(*token) for token in known), delta.language)
+        raise AssertionError("an engine ends a request with its outcome")
+
+    async def _final(self, job: machine.Decode, samples: Samples) -> Hypothesis | None:
+        self.profile.finals += 1
+        decoder = WindowDecoder(self._engine, stream=False, show=lambda _: None, tell_language=lambda _: None)
+        start = job.start / self._rate
+        heard = await decoder.decode(self._request(job, samples), start=start)
+        self.profile.queues.append(heard.stages.queue)
+        self.profile.engines.append(heard.stages.engine)
+        self._usage += heard.usage
+        self._stages += heard.stages
+        if not heard.segments:
+            return None
+        self._results[job.utterance] = heard.segments[0], heard.language
+        return Hypothesis(tuple(token for segment in heard.segments for token in _tokens(segment)), heard.language)
+
+    # --- telling ----------------------------------------------------------------------------------------------------
+
+    def _tell(self, event: LiveEvent) -> None:
+        self._events.put_nowait((time.monotonic(), event))
+
+    def _tell_tokens(self, utterance: int, tokens: tuple[Token, ...]) -> None:
+        self._spoken.setdefault(utterance, []).extend(tokens)
+        if text := self._joiner.feed(_text(tokens)):
+            if self.profile.first_text is None:
+                self.profile.first_text = time.monotonic() - self.profile.began
+            self._tell(LiveDelta(utterance, text, tokens))
+
+    def _tell_final(self, utterance: int) -> None:
+        self._joiner.end_window()
+        start, end = self._starts.pop(utterance), self._ends.pop(utterance)
+        spoken = self._spoken.pop(utterance, [])
+        segment, language = self._results.pop(utterance, (None, None))
+        whole = Segment(
+            start=start,
+            end=end,
+            text=_text(spoken),
+            tokens=tuple(token.id for token in spoken),
+            logprobs=tuple(token.logprob for token in spoken),
+            spelling=tuple(token.spelling for token in spoken),
+            window_start=start,
+            temperature=segment.temperature if segment else 0.0,
+            avg_logprob=segment.avg_logprob if segment else 0.0,
+            compression_ratio=segment.compression_ratio if segment else 0.0,
+            no_speech_prob=segment.no_speech_prob if segment else 1.0,
+        )
+        if whole.text.strip():
+            self._segments.append(whole)
+            if language:
+                self._languages[language] = None
+        self._tell(UtteranceFinal(whole, utterance, language))
+
+    def _tell_transcript(self) -> None:
+        stages = self._stages + Stages(decode=self.profile.decode, vad=self.profile.vad)
+        languages = (self._options.language,) if self._options.language else tuple(self._languages)
+        text = self._joiner.text
+        self._tell(Transcript(text, languages, self.seconds, tuple(self._segments), self._usage, stages))
+        self._end(None)
+
+    def _end(self, error: StenoError | None) -> None:
+        if self._over:
+            return
+        self._over = True
+        self.profile.ended = time.monotonic()
+        self.profile.words_taken_back = self._machine.words_taken_back
+        self._events.put_nowait(error)
+        if error is not None:
+            self._events.put_nowait(None)
+        self._sessions.leave(self)
+        self._chunks.clear()
+        self._room.set()
+        facts = " ".join(f"{name}={value}" for name, value in self.profile.summary().items() if value is not None)
+        logger.info("%s: %.1f s live, %s%s", self._id, self.seconds, facts, f", {error.message}" if error else "")
+
+    # --- audio --------------------------------------------------------------------------------------------------------
+
+    def _cut_out(self, start: int, end: int) -> Samples:
+        """Return the samples from `start` to `end`."""
+        pieces, position = [], self._chunks_start
+        for chunk in self._chunks:
+            if position < end and position + len(chunk) > start:
+                pieces.append(chunk[max(0, start - position) : end - position])
+            position += len(chunk)
+        return np.concatenate(pieces) if pieces else np.zeros(0, dtype=np.float32)
+
+    def _forget_audio(self) -> None:
+        """Drop what no decode can need any more."""
+        kept = self._machine.kept_from
+        if self._endpoints is not None:
+            kept = min(kept, self._scanned - self._samples(self._endpoints.before_seconds) - 8 * FRAME_SAMPLES)
+        while self._chunks and self._chunks_start + len(self._chunks[0]) <= kept:
+            self._chunks_start += len(self._chunks.popleft())
+
+    def _make_room(self) -> None:
+        kept = (self._machine.received - self._chunks_start) / self._rate
+        if self._over or (kept <= self._policy.buffer_seconds and self._events.qsize() <= MAX_EVENTS):
+            self._room.set()
+        else:
+            self._room.clear()
+
+    def _samples(self, seconds: float) -> int:
+        return int(seconds * self._rate)
+
+
+def _text(tokens: list[Token] | tuple[Token, ...]) -> str:
+    return b"".join(token.spelling for token in tokens).decode(errors="replace")
+
+
+def _tokens(segment: Segment) -> tuple[Token, ...]:
+    """Take a segment's tokens; the text of a loop that was cut short is no longer theirs."""
+    if segment.text.strip() != b"".join(segment.spelling).decode(errors="replace").strip():
+        return (Token(-1, segment.text.encode()),)
+    known = zip(segment.tokens, segment.spelling, segment.logprobs, strict=True)
+    return tuple(Token(*token) for token in known)

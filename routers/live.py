@@ -1,0 +1,185 @@
+"""A live session over one request: audio goes in as the body, events come out while it is still being sent."""
+
+import asyncio
+from collections.abc import AsyncGenerator
+from contextlib import AsyncExitStack, aclosing
+from typing import Any
+
+import anyio.to_thread
+from fastapi import Request
+from fastapi.responses import Response
+from starlette.requests import ClientDisconnect
+
+from app.audio.arriving import ArrivingStream
+from app.audio.decode import AudioReader, RawFormat
+from app.errors import StenoError, UnsupportedValueError, UploadBrokenError, UploadStalledError
+from app.live import LiveDelta, LiveEvent, LivePartial, LiveSession, UtteranceChanged
+from app.services import Services
+from app.speech.endpointing import EndpointPolicy
+from app.transcript import TextDelta, Transcript
+from engine.prompts import Task
+from routers import formats
+from routers.clients import unless_client_leaves
+from routers.forms import Chunking, TranscriptionForm
+from routers.media import raw_format
+from routers.sse import event_stream
+
+CHUNK_SECONDS = 0.1  # what is decoded at a time
+
+
+async def transcribe_live(
+    request: Request, services: Services, request_id: str, form: TranscriptionForm, task: Task
+) -> Response:
+    """Answer a request whose body is audio that may still be spoken.
+
+    Raises:
+        StenoError: if it cannot be served.
+
+    """
+    raw = raw_format(request.headers.get("content-type", ""))
+    services.model(form.model)
+    options = form.options(task)
+    services.transcriber.check(options)
+    if options.words:
+        raise UnsupportedValueError("A live session has no times of words.", param="timestamp_granularities")
+    async with AsyncExitStack() as holding:
+        permit = holding.enter_context(services.admission.admit())
+        session = services.live.start(permit, options, request_id=request_id, endpoints=endpoints(form.chunking_strategy))
+        holding.callback(session.close)
+        body = _Body(request, services)
+        await holding.enter_async_context(body)
+        pump = _Pump(body, session, services, raw)
+        await holding.enter_async_context(pump)
+        await unless_client_leaves(body.client_left, pump.opened())
+        return event_stream(_events(session, form, task), client_left=body.client_left, holding=holding.pop_all())
+
+
+def endpoints(chunking: Chunking | None) -> EndpointPolicy:
+    """Return how utterances are found, as OpenAI's `chunking_strategy` asks."""
+    if chunking is None or chunking.type == "auto":
+        return EndpointPolicy()
+    silence = chunking.silence_duration_ms / 1000
+    return EndpointPolicy(
+        threshold=chunking.threshold,
+        before_seconds=chunking.prefix_padding_ms / 1000,
+        after_seconds=min(silence, EndpointPolicy().after_seconds),
+        silence_seconds=silence,
+    )
+
+
+class _Body:
+    """Reads the body into a bounded stream. While that is full the socket is not read, and the sender waits."""
+
+    def __init__(self, request: Request, services: Services) -> None:
+        self._request = request
+        self._idle_seconds = services.settings.live_idle_seconds
+        self._gone = asyncio.Event()
+        self.stream = ArrivingStream(idle=services.live.cores.idle)
+
+    async def __aenter__(self) -> "_Body":
+        self._reading = asyncio.create_task(self._read())
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        self.stream.interrupt()
+        self._reading.cancel()
+        await asyncio.wait({self._reading})
+
+    async def client_left(self) -> None:
+        await self._gone.wait()
+
+    async def _read(self) -> None:
+        chunks = self._request.stream()
+        try:
+            while True:
+                async with asyncio.timeout(self._idle_seconds):
+                    chunk = await anext(chunks)
+                await self.stream.write(chunk)
+        except StopAsyncIteration:
+            self.stream.finish()
+        except TimeoutError:
+            self.stream.fail(UploadStalledError(self._idle_seconds))
+            return
+        except ClientDisconnect:
+            self.stream.interrupt()
+            self._gone.set()
+            return
+        while (await self._request.receive())["type"] != "http.disconnect":
+            pass
+        self._gone.set()
+
+
+class _Pump:
+    """Decodes the stream, and feeds the session with its sound."""
+
+    def __init__(self, body: _Body, session: LiveSession, services: Services, raw: RawFormat | None) -> None:
+        self._body, self._session, self._raw = body, session, raw
+        self._cores = services.live.cores
+        self._rate = services.engine.limits.sample_rate
+        self._max_seconds = services.live.policy.max_seconds
+        self._opened: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+
+    async def __aenter__(self) -> "_Pump":
+        self._pumping = asyncio.create_task(self._pump())
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        self._body.stream.interrupt()
+        self._pumping.cancel()
+        await asyncio.wait({self._pumping})
+
+    async def opened(self) -> None:
+        """Wait until there is sound.
+
+        Raises:
+            StenoError: if the body is not audio.
+
+        """
+        await asyncio.shield(self._opened)
+
+    async def _pump(self) -> None:
+        try:
+            reader = await self._in_thread(
+                lambda: AudioReader(self._body.stream, rate=self._rate, max_seconds=self._max_seconds, raw=self._raw, live=True)
+            )
+        except StenoError as error:
+            self._opened.set_exception(error)
+            return
+        self._opened.set_result(None)
+        try:
+            while len(samples := await self._in_thread(reader.read, int(CHUNK_SECONDS * self._rate))):
+                await self._session.feed(samples)
+            self._session.stop()
+        except UploadBrokenError:
+            self._session.close()
+        except StenoError as error:
+            self._session.fail(error)
+        finally:
+            reader.close()
+
+    async def _in_thread(self, work: Any, *args: Any) -> Any:
+        return await anyio.to_thread.run_sync(self._cores.run, work, *args)
+
+
+async def _events(session: LiveSession, form: TranscriptionForm, task: Task) -> AsyncGenerator[dict[str, Any], None]:
+    async with aclosing(session.events()) as events:
+        async for event in events:
+            if (written := write_event(event, session, form, task)) is not None:
+                yield written
+
+
+def write_event(event: LiveEvent, session: LiveSession, form: TranscriptionForm, task: Task) -> dict[str, Any] | None:
+    """Write an event of a session as its client wants it, or None where he does not."""
+    match event:
+        case LiveDelta(_, text, tokens):
+            spelling, logprobs = tuple(t.spelling for t in tokens), tuple(t.logprob for t in tokens)
+            return formats.delta_event(TextDelta(text, spelling, logprobs), form)
+        case LivePartial(utterance, revision, text) if form.wants_partials:
+            return {"type": "transcript.text.partial", "utterance": utterance, "revision": revision, "text": text}
+        case UtteranceChanged(utterance, text):
+            return {"type": "transcript.text.changed", "utterance": utterance, "text": text}
+        case Transcript():
+            profile = {"profile": session.profile.summary()} if form.wants_profile else {}
+            return formats.done_event(event, form, task) | profile
+        case _:
+            return None
