@@ -17,7 +17,7 @@ from itertools import groupby
 
 import numpy as np
 
-from app.quality import AVG_LOGPROB_LIMIT, COMPRESSION_RATIO_LIMIT, compression_ratio, judge, temperatures
+from app.quality import AVG_LOGPROB_LIMIT, COMPRESSION_RATIO_LIMIT, NO_SPEECH_LIMIT, compression_ratio, judge, temperatures
 from app.transcript import Piece, Segment, Stages
 from app.words import words_of
 from engine.base import DecodeRequest, Engine, Outcome, Usage
@@ -87,6 +87,7 @@ class WindowDecoder:
         self._show = show
         self._tell_language = tell_language
         self._decodes = 0
+        self._taking_up = False  # what an earlier decode left out
 
     async def decode(self, request: DecodeRequest, *, start: float) -> WindowText:
         """Decode one window that begins at `start` seconds of the file.
@@ -101,6 +102,8 @@ class WindowDecoder:
             request = replace(request, language=await self._spoken_language(request))
         while True:
             attempt, temperature = await self._best_attempt(replace(request, samples=samples), result)
+            if self._taking_up and attempt.outcome.no_speech_prob > NO_SPEECH_LIMIT:
+                return result  # the decode that left it out was right
             result.language, result.temperature = attempt.language, temperature
             segments = _placed(attempt, temperature, start)
             if not attempt.shown:
@@ -114,6 +117,7 @@ class WindowDecoder:
             if seconds - covered <= UNCOVERED_SECONDS or covered < MIN_PROGRESS_SECONDS:
                 return result
             logger.info("%s: %.1f s of speech were left out, taking them up again", request.id, seconds - covered)
+            self._taking_up = True
             samples = samples[int(covered * rate) :]
             start += covered
 
@@ -173,7 +177,7 @@ class WindowDecoder:
 
     async def _attempt(self, request: DecodeRequest) -> _Attempt:
         self._decodes += 1
-        request = replace(request, id=f"{request.id}.{self._decodes}", deltas=self._stream)
+        request = replace(request, id=f"{request.id}.{self._decodes}", deltas=self._stream and not self._taking_up)
         held, text, shown, language = Piece(""), "", False, None
         logprobs: list[float] = []
         async with aclosing(self._engine.transcribe(request)) as deltas:
@@ -184,7 +188,7 @@ class WindowDecoder:
                 text += delta.text
                 held += Piece(delta.text, delta.spelling, delta.logprobs)
                 logprobs += delta.logprobs
-                if self._stream and held.text and _believable(text, logprobs):
+                if request.deltas and held.text and _believable(text, logprobs):
                     self._show(held)
                     held, shown = Piece(""), True
                 if delta.outcome is not None:

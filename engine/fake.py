@@ -41,6 +41,7 @@ class Reply:
         stall_after: say nothing more after this many pieces, until the request is closed.
         finish_reason: how the decode ends.
         avg_logprob, no_speech_prob: the decode's own signals.
+        covers_seconds: where the text's segment ends; None is the end of the audio.
 
     """
 
@@ -53,6 +54,7 @@ class Reply:
     finish_reason: FinishReason = "stop"
     avg_logprob: float = -0.2
     no_speech_prob: float = 0.01
+    covers_seconds: float | None = None
 
 
 def say_length(request: DecodeRequest) -> Reply:
@@ -184,7 +186,8 @@ class FakeEngine:
         text, count = "".join(pieces), len(pieces)
         tokens, logprobs = tuple(range(known, known + count)), (reply.avg_logprob,) * count
         spelling = tuple(piece.encode() for piece in pieces)
-        segment = Segment(0.0, len(request.samples) / self._limits.sample_rate, text, tokens, logprobs, spelling)
+        seconds = reply.covers_seconds or len(request.samples) / self._limits.sample_rate
+        segment = Segment(0.0, seconds, text, tokens, logprobs, spelling)
         outcome = Outcome(
             reply.finish_reason,
             Usage(len(request.samples) // 320, 1, count),

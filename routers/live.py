@@ -2,7 +2,7 @@
 
 import asyncio
 from collections.abc import AsyncGenerator
-from contextlib import AsyncExitStack, aclosing
+from contextlib import AsyncExitStack, aclosing, suppress
 from typing import Any
 
 import anyio.to_thread
@@ -25,6 +25,8 @@ from routers.media import raw_format
 from routers.sse import event_stream
 
 CHUNK_SECONDS = 0.1  # what is decoded at a time
+PROBE_SECONDS = 20  # longer than the time between pings
+LINGER_SECONDS = 0.5  # a client that still writes when its server answers and closes would not read why
 
 
 async def transcribe_live(
@@ -36,6 +38,17 @@ async def transcribe_live(
         StenoError: if it cannot be served.
 
     """
+    try:
+        return await _answer(request, services, request_id, form, task)
+    except StenoError:
+        with suppress(TimeoutError, ClientDisconnect, RuntimeError):
+            async with asyncio.timeout(LINGER_SECONDS):
+                async for _ in request.stream():
+                    pass
+        raise
+
+
+async def _answer(request: Request, services: Services, request_id: str, form: TranscriptionForm, task: Task) -> Response:
     raw = raw_format(request.headers.get("content-type", ""))
     services.model(form.model)
     options = form.options(task)
@@ -68,7 +81,10 @@ def endpoints(chunking: Chunking | None) -> EndpointPolicy:
 
 
 class _Body:
-    """Reads the body into a bounded stream. While that is full the socket is not read, and the sender waits."""
+    """Reads the body into a bounded stream. While that is full the socket is not read, and the sender waits.
+
+    A client that vanishes meanwhile is only seen by reading on after a ping to it has failed: now and then a little is read.
+    """
 
     def __init__(self, request: Request, services: Services) -> None:
         self._request = request
@@ -94,7 +110,9 @@ class _Body:
             while True:
                 async with asyncio.timeout(self._idle_seconds):
                     chunk = await anext(chunks)
-                await self.stream.write(chunk)
+                with suppress(TimeoutError):
+                    await asyncio.wait_for(self.stream.wait_for_room(), PROBE_SECONDS)
+                self.stream.write(chunk)
         except StopAsyncIteration:
             self.stream.finish()
         except TimeoutError:

@@ -176,6 +176,22 @@ async def test_text_that_only_a_high_temperature_gave_conditions_nothing():
     assert told == {0: "", 1: "0", 2: "", 3: "2"}
 
 
+@pytest.mark.parametrize("deltas", [True, False])
+@pytest.mark.parametrize(("no_speech_prob", "text"), [(0.1, "one two"), (0.9, "one")])
+async def test_what_a_decode_left_out_is_taken_up_again_unless_it_is_silence(no_speech_prob: float, text: str, deltas: bool):
+    def script(request: DecodeRequest) -> Reply:
+        if len(request.samples) == 20 * 16_000:
+            return Reply((" one",), covers_seconds=10.0)
+        assert len(request.samples) == 10 * 16_000
+        return Reply((" two",), avg_logprob=-0.9, no_speech_prob=no_speech_prob)
+
+    async with FakeEngine(script) as engine:
+        await engine.wait_ready()
+        *shown, transcript = await collect(a_transcriber(engine), long_audio(20), deltas=deltas)
+    assert transcript.text == text
+    assert "".join(delta.text for delta in shown) == (text if deltas else "")
+
+
 async def test_progress_ends_at_the_end_of_the_audio():
     async with FakeEngine() as engine:
         await engine.wait_ready()

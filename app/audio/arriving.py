@@ -143,7 +143,7 @@ def _is_front_to_back(head: bytes) -> bool:
 
 
 class ArrivingStream:
-    """Bytes that are read once, from front to back, while they arrive. Holds a bounded number: past it a write waits.
+    """Bytes that are read once, from front to back, while they arrive. Who writes them waits for room first.
 
     Args:
         idle: held while a read waits for bytes.
@@ -162,9 +162,12 @@ class ArrivingStream:
         self._complete = False
         self._error: Exception | None = None
 
-    async def write(self, data: bytes) -> None:
-        """Add bytes at the end; wait first while there are too many."""
+    async def wait_for_room(self) -> None:
+        """Wait while there are too many bytes."""
         await self._room.wait()
+
+    def write(self, data: bytes) -> None:
+        """Add bytes at the end."""
         with self._changed:
             self._waiting += data
             if len(self._waiting) > self._capacity:
