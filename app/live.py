@@ -17,6 +17,7 @@ from collections.abc import AsyncGenerator, Callable
 from contextlib import aclosing
 from dataclasses import dataclass, field, replace
 from statistics import median
+from typing import Any
 
 import anyio.to_thread
 import numpy as np
@@ -31,7 +32,7 @@ from app.session import machine
 from app.session.agreement import AgreementPolicy, Token
 from app.session.machine import Hypothesis, Pace, Session
 from app.speech.endpointing import Endpointer, EndpointPolicy
-from app.speech.vad import FRAME_SAMPLES, VoiceActivity
+from app.speech.vad import FRAME_SAMPLES, VoiceActivity, feed_all
 from app.speech.windows import QUIET_SECONDS, quietest
 from app.transcribe import translate_engine_error
 from app.transcript import Options, Segment, Stages, TextJoiner, Transcript
@@ -197,6 +198,7 @@ class LiveSessions:
         self.engine = engine
         self.policy = policy
         self.cores = cores
+        self.listener = _Listener(cores)
         self.open: set[LiveSession] = set()
         self._voice_activity = voice_activity
         self._partials = 0
@@ -249,6 +251,40 @@ class LiveSessions:
         self.open.discard(session)
         if session in self._waiting:
             self._waiting.remove(session)
+
+
+class _Listener:
+    """Looks for speech in what all sessions have, one call after another: while one runs, the next one's audio gathers."""
+
+    def __init__(self, cores: Cores) -> None:
+        self._cores = cores
+        self._waiting: list[tuple[VoiceActivity, Samples, asyncio.Future[Samples]]] = []
+        self._running: asyncio.Task[None] | None = None
+
+    async def feed(self, stream: VoiceActivity, frames: Samples) -> Samples:
+        """Return the probabilities of a stream's next frames."""
+        answer: asyncio.Future[Samples] = asyncio.get_running_loop().create_future()
+        self._waiting.append((stream, frames, answer))
+        if self._running is None:
+            self._running = asyncio.create_task(self._run())
+        return await answer
+
+    async def _run(self) -> None:
+        while self._waiting:
+            batch, self._waiting = self._waiting, []
+            pairs = [(stream, frames) for stream, frames, _ in batch]
+            try:
+                found: list[Any] = await anyio.to_thread.run_sync(self._cores.run, feed_all, pairs)
+            except Exception as error:
+                found = [error] * len(batch)
+            for (_, _, answer), result in zip(batch, found, strict=True):
+                if answer.cancelled():
+                    continue
+                if isinstance(result, Exception):
+                    answer.set_exception(result)
+                else:
+                    answer.set_result(result)
+        self._running = None
 
 
 class LiveSession:
@@ -391,9 +427,8 @@ class LiveSession:
         if not count:
             return
         frames = self._cut_out(self._scanned, self._scanned + count)
-        feed = self._voice_activity.feed
         began = time.monotonic()
-        probabilities = await anyio.to_thread.run_sync(self._sessions.cores.run, feed, frames)
+        probabilities = await self._sessions.listener.feed(self._voice_activity, frames)
         self.profile.vad += time.monotonic() - began
         self._scanned += count
         for edge in self._endpointer.feed(probabilities):

@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from app.speech.reader import SpeechReader
-from app.speech.vad import FRAME_SAMPLES, AlwaysSpeech, SileroVoiceActivity
+from app.speech.vad import FRAME_SAMPLES, AlwaysSpeech, SileroVoiceActivity, feed_all
 from app.speech.windows import CutPolicy, Window, WindowCutter, quietest
 from tests import speech
 from tests.test_transcribe import ArrayAudio
@@ -35,6 +35,27 @@ def streams(draw):
     noise = np.random.default_rng(draw(st.integers(0, 99)))
     samples = noise.uniform(-1, 1, len(probabilities) * FRAME_SAMPLES + rest).astype(np.float32)
     return samples, probabilities, draw(st.lists(st.integers(0, 90), max_size=6))
+
+
+def test_streams_that_are_fed_together_hear_what_each_hears_alone():
+    chance = np.random.default_rng(3)
+    clip = speech.two_cities().audio.samples
+    starts = chance.integers(0, len(clip) // 2, 6)
+    alone = [SileroVoiceActivity().feed(clip[start : start + 20 * FRAME_SAMPLES]) for start in starts]
+    streams = [SileroVoiceActivity() for _ in starts]
+    heard: list[list[np.ndarray]] = [[] for _ in starts]
+    positions = np.zeros(len(starts), dtype=int)
+    while (positions < 20).any():
+        counts = [int(min(chance.integers(0, 4), 20 - position)) for position in positions]
+        pairs = [
+            (stream, clip[start + position * FRAME_SAMPLES : start + (position + count) * FRAME_SAMPLES])
+            for stream, start, position, count in zip(streams, starts, positions, counts, strict=True)
+        ]
+        for pieces, probabilities in zip(heard, feed_all(pairs), strict=True):
+            pieces.append(probabilities)
+        positions += counts
+    for pieces, expected in zip(heard, alone, strict=True):
+        assert np.concatenate(pieces) == pytest.approx(expected, abs=1e-5)
 
 
 @settings(max_examples=300, deadline=None)
