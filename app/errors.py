@@ -7,6 +7,8 @@
     |  |- UploadTooLargeError
     |  |- UploadStalledError
     |  |- UploadBrokenError
+    |  |- SequenceGapError
+    |  |- UnknownSessionError
     |  `- UnknownModelError
     |- UnavailableError        we cannot take it now; `retry_after` says when to come back
     `- TranscriptionFailedError    accepted, and then lost
@@ -73,6 +75,24 @@ class UnknownModelError(InvalidInputError):
             f"The model `{model}` does not exist or you do not have access to it.",
             param="model",
             code="model_not_found",
+        )
+
+
+class UnknownSessionError(InvalidInputError):
+    """There is no such session, or no longer."""
+
+    def __init__(self, session_id: str) -> None:
+        super().__init__(
+            f"There is no session `{session_id[:64]}`, or it is over.", param="session_id", code="session_not_found"
+        )
+
+
+class SequenceGapError(InvalidInputError):
+    """A piece of audio came before one that must come first."""
+
+    def __init__(self, sequence: int, expected: int) -> None:
+        super().__init__(
+            f"Audio with sequence {sequence} came, and {expected} is expected.", param="sequence", code="sequence_gap"
         )
 
 

@@ -344,6 +344,10 @@ class LiveSession:
         """Whether nothing more will be told."""
         return self._over
 
+    async def wait_for_room(self) -> None:
+        """Wait while the session has more than it may keep."""
+        await self._room.wait()
+
     async def feed(self, samples: Samples) -> None:
         """Take audio, mono float32 at the engine's rate. Waits while the session has more than it may keep.
 

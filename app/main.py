@@ -4,9 +4,10 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
 from fastapi import FastAPI
+from fastapi.middleware.cors import CORSMiddleware
 
 from app.services import Services
-from routers import errors, health, models, transcriptions
+from routers import errors, health, models, sessions, transcriptions
 from routers.request_id import RequestIdMiddleware
 
 
@@ -15,7 +16,7 @@ def create_app(services: Services) -> FastAPI:
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
-        async with services.engine:
+        async with services.engine, services.sessions:
             yield
 
     app = FastAPI(
@@ -26,8 +27,16 @@ def create_app(services: Services) -> FastAPI:
         redoc_url=None,
     )
     app.state.services = services
+    if services.settings.cors_origins:
+        app.add_middleware(
+            CORSMiddleware,
+            allow_origins=services.settings.cors_origins,
+            allow_methods=["*"],
+            allow_headers=["*"],
+            expose_headers=["x-request-id", "Server-Timing", "Retry-After"],
+        )
     app.add_middleware(RequestIdMiddleware)
     errors.install(app)
-    for router in (transcriptions.router, models.router, health.router):
+    for router in (transcriptions.router, sessions.router, models.router, health.router):
         app.include_router(router)
     return app

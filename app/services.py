@@ -10,6 +10,7 @@ from app.cores import Cores
 from app.errors import UnknownModelError
 from app.live import LivePolicy, LiveSessions
 from app.session.agreement import AgreementPolicy
+from app.session_store import SessionStore
 from app.settings import Settings
 from app.speech.vad import AlwaysSpeech, SileroVoiceActivity
 from app.transcribe import Transcriber
@@ -33,6 +34,7 @@ class Services:
     engine: Engine
     transcriber: Transcriber
     live: LiveSessions
+    sessions: SessionStore
     admission: Admission
     fetcher: Fetcher | None
     started: int = field(default_factory=lambda: int(time.time()))
@@ -112,4 +114,5 @@ def build_services(settings: Settings, engine: Engine | None = None) -> Services
     )
     fetcher = Fetcher(max_bytes=settings.max_upload_mb << 20, seconds=settings.fetch_seconds) if settings.fetch_urls else None
     live = LiveSessions(engine, voice_activity=voice_activity, cores=cores, policy=live_policy(settings))
-    return Services(settings, engine, transcriber, live, Admission(settings.max_requests), fetcher)
+    sessions = SessionStore(grace_seconds=settings.session_grace_seconds, idle_seconds=settings.live_idle_seconds)
+    return Services(settings, engine, transcriber, live, sessions, Admission(settings.max_requests), fetcher)

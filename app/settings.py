@@ -72,11 +72,17 @@ class Settings(BaseSettings):
         90.0, ge=60, description="Audio that a live session may keep, in seconds; past it its sender waits."
     )
     live_idle_seconds: float = Field(60.0, gt=0, description="A live session that sends nothing for so long is ended.")
+    session_grace_seconds: float = Field(
+        30.0, gt=0, description="How long a session is kept that nobody reads, and its events once it is over."
+    )
+    cors_origins: Annotated[tuple[str, ...], NoDecode] = Field(
+        (), description="Web pages from these origins may use the API, separated by commas; `*` is all."
+    )
     log_level: Literal["debug", "info", "warning", "error"] = Field("info", description="How much to log.")
 
-    @field_validator("model_aliases", mode="before")
+    @field_validator("model_aliases", "cors_origins", mode="before")
     @classmethod
-    def _split_aliases(cls, value: object) -> object:
+    def _split_names(cls, value: object) -> object:
         if isinstance(value, str):
             return tuple(name.strip() for name in value.split(",") if name.strip())
         return value

@@ -11,10 +11,12 @@ from starlette.requests import ClientDisconnect
 
 from app.errors import (
     InvalidInputError,
+    SequenceGapError,
     StenoError,
     TranscriptionFailedError,
     UnavailableError,
     UnknownModelError,
+    UnknownSessionError,
     UploadStalledError,
     UploadTooLargeError,
 )
@@ -28,6 +30,8 @@ TABLE: tuple[tuple[type[StenoError], int, str], ...] = (
     (UploadTooLargeError, 413, "invalid_request_error"),
     (UploadStalledError, 408, "invalid_request_error"),
     (UnknownModelError, 404, "invalid_request_error"),
+    (UnknownSessionError, 404, "invalid_request_error"),
+    (SequenceGapError, 409, "invalid_request_error"),
     (InvalidInputError, 400, "invalid_request_error"),
     (UnavailableError, 503, "service_unavailable_error"),
     (TranscriptionFailedError, 500, "server_error"),

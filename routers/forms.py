@@ -242,13 +242,17 @@ def read_fields(kind: type[F], items: Iterable[tuple[str, str]]) -> F:
     try:
         return kind.model_validate(fields)
     except ValidationError as error:
-        first = error.errors()[0]
-        param = str(first["loc"][0])
-        if first["type"] == "missing":
-            raise InvalidInputError(
-                f"Missing required parameter: '{param}'.", param=param, code="missing_required_parameter"
-            ) from error
-        raise InvalidInputError(f"Invalid value for '{param}': {first['msg']}.", param=param, code="invalid_value") from error
+        raise refusal_of(error) from error
+
+
+def refusal_of(error: ValidationError) -> InvalidInputError:
+    """Say which field is wrong, and why."""
+    first = error.errors()[0]
+    param = str(first["loc"][0]) if first["loc"] else None
+    if first["type"] == "missing":
+        return InvalidInputError(f"Missing required parameter: '{param}'.", param=param, code="missing_required_parameter")
+    subject = f"value for '{param}'" if param else "request"
+    return InvalidInputError(f"Invalid {subject}: {first['msg']}.", param=param, code="invalid_value")
 
 
 def plain_name(name: str) -> tuple[str, str | None]:

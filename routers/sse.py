@@ -36,17 +36,30 @@ def event_stream(
         holding: closed, after the generator, when the stream ends or its client leaves.
 
     """
-    return _EventStream(events, client_left, holding)
+    return _EventStream(_encoded(events), client_left, holding)
+
+
+def numbered_stream(
+    events: AsyncGenerator[tuple[int | None, dict[str, Any]], None], *, client_left: Callable[[], Awaitable[None]]
+) -> EventSourceResponse:
+    """Send events with their numbers as ids, for a browser's EventSource, which comes back with the last one it saw."""
+
+    async def written() -> AsyncIterator[dict[str, str]]:
+        async with aclosing(events):
+            async for number, event in events:
+                yield _data(event) | ({} if number is None else {"id": str(number)})
+
+    return _EventStream(written(), client_left, AsyncExitStack())
 
 
 class _EventStream(EventSourceResponse):
     def __init__(
         self,
-        events: AsyncGenerator[dict[str, Any], None],
+        events: AsyncIterator[dict[str, str]],
         client_left: Callable[[], Awaitable[None]],
         holding: AsyncExitStack,
     ) -> None:
-        super().__init__(_encoded(events), ping=PING_SECONDS, send_timeout=SEND_SECONDS, sep="\n")
+        super().__init__(events, ping=PING_SECONDS, send_timeout=SEND_SECONDS, sep="\n")
         self._client_left = client_left
         self._holding = holding
 
