@@ -71,7 +71,12 @@ def build_engine(settings: Settings) -> Engine:
         return FakeEngine(concurrency=settings.engine_concurrency)
     from engine.vllm_engine import VllmEngine, VllmOptions
 
-    return VllmEngine(
+    kind = VllmEngine
+    if settings.engine == "sync-batch":
+        from engine.sync_batch import SyncBatchEngine
+
+        kind = SyncBatchEngine
+    return kind(
         VllmOptions(
             model=settings.model,
             cache_dir=settings.cache_dir,

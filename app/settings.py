@@ -31,8 +31,10 @@ class Settings(BaseSettings):
     model_aliases: Annotated[tuple[str, ...], NoDecode] = Field(
         DEFAULT_ALIASES, description="Names that clients may use for the model, separated by commas."
     )
-    engine: Literal["vllm", "fake"] = Field(
-        "vllm", description="The engine: `vllm`, or `fake`, which says the length of the audio and needs no weights."
+    engine: Literal["vllm", "fake", "sync-batch"] = Field(
+        "vllm",
+        description="The engine: `vllm`; `fake`, which says the length of the audio and needs no weights; or `sync-batch`, "
+        "vLLM behind one synchronous worker, to compare with.",
     )
     audio_context: Literal["full", "true"] = Field(
         "full", description="Encode the whole 30 s window (`full`), or each audio at its own length (`true`)."

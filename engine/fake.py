@@ -189,7 +189,7 @@ class FakeEngine:
         seconds = reply.covers_seconds or len(request.samples) / self._limits.sample_rate
         segment = Segment(0.0, seconds, text, tokens, logprobs, spelling)
         outcome = Outcome(
-            reply.finish_reason,
+            "length" if known + count < len(reply.pieces) else reply.finish_reason,
             Usage(len(request.samples) // 320, 1, count),
             reply.avg_logprob,
             reply.no_speech_prob,

@@ -50,6 +50,7 @@ from engine.segments import split_segments
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
     from vllm import SamplingParams
+    from vllm.engine.arg_utils import AsyncEngineArgs
     from vllm.v1.engine.async_llm import AsyncLLM
     from vllm.v1.metrics.stats import RequestStateStats
 
@@ -100,7 +101,7 @@ class VllmEngine:
         self._options = options
         self._state = EngineState("starting", "the model is being prepared")
         self._settled = asyncio.Event()
-        self._model: _LoadedModel | None = None
+        self._model: LoadedModel | None = None
         self._llm: AsyncLLM | None = None
         self._building = False
         self._other_children: set[BaseProcess] = set()
@@ -138,10 +139,10 @@ class VllmEngine:
             checkpoint = resolve(self._options.model, self._options.cache_dir)
             report("importing vLLM")
             _set_environment(self._options)
-            model = _LoadedModel.load(checkpoint, self._options)
+            model = LoadedModel.load(checkpoint, self._options)
             report(f"loading {checkpoint.name} into the engine")
             self._other_children, self._building = set(multiprocessing.active_children()), True
-            llm = _build_llm(model)
+            llm = self._build(model)
             self._building = False
             logger.info("engine built in %.0f s", time.monotonic() - began)
         except CheckpointError as error:
@@ -168,7 +169,7 @@ class VllmEngine:
             logger.error("the engine failed: %s", reason)
             self._settled.set()
 
-    def _built(self, model: "_LoadedModel", llm: "AsyncLLM") -> None:
+    def _built(self, model: "LoadedModel", llm: "AsyncLLM") -> None:
         if self._state.phase != "starting":  # stopped meanwhile
             llm.shutdown()
             return
@@ -176,7 +177,7 @@ class VllmEngine:
         self._set_starting("warming up")
         self._warm_up_task = asyncio.create_task(self._warm_up(model))
 
-    async def _warm_up(self, model: "_LoadedModel") -> None:
+    async def _warm_up(self, model: "LoadedModel") -> None:
         """Decode a second of silence: on a CPU vLLM itself warms nothing up, and the first request would pay."""
         request = DecodeRequest(id=f"warm-up-{uuid.uuid4().hex[:8]}", samples=np.zeros(16_000, dtype=np.float32))
         try:
@@ -238,6 +239,12 @@ class VllmEngine:
 
     # --- one request ------------------------------------------------------------------------------------------------
 
+    def _build(self, model: "LoadedModel") -> Any:
+        """Start vLLM. Blocks until it is up."""
+        from vllm.v1.engine.async_llm import AsyncLLM
+
+        return AsyncLLM.fromengine_args(engine_args(model))
+
     async def _decode(self, request: DecodeRequest) -> AsyncGenerator[Delta, None]:
         from vllm.v1.engine.exceptions import EngineDeadError, EngineGenerateError
 
@@ -260,7 +267,7 @@ class VllmEngine:
                 await llm.abort(request.id)
 
 
-async def _deltas(outputs: AsyncIterator[Any], prepared: "_Prepared", model: "_LoadedModel") -> AsyncIterator[Delta]:
+async def _deltas(outputs: AsyncIterator[Any], prepared: "_Prepared", model: "LoadedModel") -> AsyncIterator[Delta]:
     """Turn vLLM's outputs into deltas."""
     reading = _Reading(prepared, model)
     async for output in outputs:
@@ -276,7 +283,7 @@ async def _deltas(outputs: AsyncIterator[Any], prepared: "_Prepared", model: "_L
 class _Reading:
     """Reads a request's tokens as they come: forced ones become the language, timestamps the segments, the rest is text."""
 
-    def __init__(self, prepared: "_Prepared", model: "_LoadedModel") -> None:
+    def __init__(self, prepared: "_Prepared", model: "LoadedModel") -> None:
         from engine.decoding_rules import read_logprobs
 
         self._prepared, self._model, self._read_logprobs = prepared, model, read_logprobs
@@ -354,7 +361,7 @@ class _Prepared:
 
 
 @dataclass(frozen=True, slots=True)
-class _LoadedModel:
+class LoadedModel:
     """All that turns requests into vLLM's inputs. Its methods block, and run in worker threads."""
 
     checkpoint: Checkpoint
@@ -369,7 +376,7 @@ class _LoadedModel:
     aligner: "Aligner"
 
     @classmethod
-    def load(cls, checkpoint: Checkpoint, options: VllmOptions) -> "_LoadedModel":
+    def load(cls, checkpoint: Checkpoint, options: VllmOptions) -> "LoadedModel":
         """Read the tokenizer and look at the machine. Imports vLLM."""
         import torch
         from tokenizers import Tokenizer
@@ -531,7 +538,7 @@ def _dtype(wanted: str, on_cpu: bool) -> str:
     return "float32"
 
 
-def _kv_cache_bytes(model: _LoadedModel) -> int:
+def _kv_cache_bytes(model: LoadedModel) -> int:
     """Compute what `concurrency` requests need: keys and values of the decoder's positions and of the whole window."""
     import json
 
@@ -544,10 +551,9 @@ def _kv_cache_bytes(model: _LoadedModel) -> int:
     return int(model.options.concurrency * blocks * per_block)
 
 
-def _build_llm(model: _LoadedModel) -> "AsyncLLM":
-    """Start vLLM's engine process. Blocks until it is up."""
+def engine_args(model: LoadedModel) -> "AsyncEngineArgs":
+    """Say how vLLM is to run."""
     from vllm.engine.arg_utils import AsyncEngineArgs
-    from vllm.v1.engine.async_llm import AsyncLLM
 
     from engine.features import WINDOW_POSITIONS
     from engine.vllm_plugin import ARCHITECTURE
@@ -555,24 +561,22 @@ def _build_llm(model: _LoadedModel) -> "AsyncLLM":
     options = model.options
     rules = "WhisperRulesV1" if model.on_cpu else "WhisperRulesV2"
     encoders = options.encoders_per_step or (2 if model.on_cpu else 16)
-    return AsyncLLM.from_engine_args(
-        AsyncEngineArgs(
-            model=str(model.checkpoint.path),
-            hf_overrides={"architectures": [ARCHITECTURE]},
-            logits_processors=[f"engine.vllm_plugin:{rules}"],
-            dtype=model.dtype,
-            max_model_len=448,
-            max_num_seqs=options.concurrency,
-            # vLLM admits one encoder a step by default, on every device.
-            max_num_batched_tokens=max(WINDOW_POSITIONS * encoders, options.concurrency),
-            use_tqdm_on_load=False,
-            limit_mm_per_prompt={"audio": 1},
-            mm_processor_cache_gb=0,
-            enable_prefix_caching=False,
-            enforce_eager=model.on_cpu,
-            scheduling_policy="priority",
-            logprobs_mode="processed_logits",
-            distributed_executor_backend="uni",
-            kv_cache_memory_bytes=options.kv_cache_bytes or (_kv_cache_bytes(model) if model.on_cpu else None),
-        )
+    return AsyncEngineArgs(
+        model=str(model.checkpoint.path),
+        hf_overrides={"architectures": [ARCHITECTURE]},
+        logits_processors=[f"engine.vllm_plugin:{rules}"],
+        dtype=model.dtype,
+        max_model_len=448,
+        max_num_seqs=options.concurrency,
+        # vLLM admits one encoder a step by default, on every device.
+        max_num_batched_tokens=max(WINDOW_POSITIONS * encoders, options.concurrency),
+        use_tqdm_on_load=False,
+        limit_mm_per_prompt={"audio": 1},
+        mm_processor_cache_gb=0,
+        enable_prefix_caching=False,
+        enforce_eager=model.on_cpu,
+        scheduling_policy="priority",
+        logprobs_mode="processed_logits",
+        distributed_executor_backend="uni",
+        kv_cache_memory_bytes=options.kv_cache_bytes or (_kv_cache_bytes(model) if model.on_cpu else None),
     )

@@ -1,11 +1,11 @@
 """What every engine promises, run over all of them.
 
-The scripted engine runs everywhere; the real one, marked `real`, with both audio contexts. Each test is a scenario that
-runs in the engine's own event loop.
+The scripted engine runs everywhere; the real one, marked `real`, with both audio contexts; and the one that it is compared with,
+except where its design cannot keep a promise. Each test is a scenario that runs in the engine's own event loop.
 """
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterator
 from contextlib import aclosing
 from dataclasses import dataclass, replace
 from functools import partial
@@ -15,6 +15,8 @@ import anyio.from_thread
 import numpy as np
 import pytest
 
+from app.services import build_engine
+from app.settings import Settings
 from engine.base import (
     AudioContext,
     DecodeRequest,
@@ -26,8 +28,14 @@ from engine.base import (
 from engine.fake import FakeEngine, Reply
 from engine.vllm_engine import VllmEngine, VllmOptions
 from tests import speech
+from tests.conftest import START_SECONDS
+from tests.gateway import Gateway, running_gateway
 
 _numbers = count()
+SYNC_BATCH_CANNOT = {
+    "test_deltas_join_to_the_final_text_and_only_the_last_is_final": "its text comes in one piece, when its batch has ended",
+    "test_closing_at_any_moment_frees_the_engine": "a batch cannot be left: what nobody wants is decoded all the same",
+}
 SPOKEN = "tried ever failed no matter try again fail again fail better"
 
 
@@ -49,10 +57,16 @@ class Bench:
         "fake",
         pytest.param("full", marks=pytest.mark.real(order=20)),
         pytest.param("true", marks=pytest.mark.real(order=21)),
+        pytest.param("sync-batch", marks=pytest.mark.real(order=66)),
     ]
 )
 def bench(request: pytest.FixtureRequest):
-    if request.param == "fake":
+    if request.param == "sync-batch":
+        if reason := SYNC_BATCH_CANNOT.get(request.node.originalname):
+            pytest.skip(f"sync-batch cannot: {reason}")
+        gateway = request.getfixturevalue("sync_batch_gateway")
+        yield Bench(gateway.engine, gateway.run)
+    elif request.param == "fake":
         with anyio.from_thread.start_blocking_portal() as portal:
             engine = portal.call(partial(FakeEngine, _say_beckett))
             with portal.wrap_async_context_manager(engine):
@@ -61,6 +75,14 @@ def bench(request: pytest.FixtureRequest):
     else:
         gateway = request.getfixturevalue("real_gateway")
         yield Bench(gateway.engine, gateway.run, request.param)
+
+
+@pytest.fixture(scope="module")
+def sync_batch_gateway() -> Iterator[Gateway]:
+    settings = Settings(_env_file=None, engine="sync-batch", model="base")
+    with running_gateway(lambda: build_engine(settings), settings) as gateway:
+        gateway.run(asyncio.wait_for, gateway.engine.wait_ready(), START_SECONDS)
+        yield gateway
 
 
 def _say_beckett(request: DecodeRequest) -> Reply:
@@ -183,6 +205,10 @@ GOOD = np.zeros(16_000, dtype=np.float32)
         ("samples", {"samples": [0.0] * 16_000}),
         ("language", {"language": "xx"}),
         ("language", {"language": "<|en|>"}),
+        ("languages", {"languages": ("en", "xx")}),
+        ("prefix", {"prefix": (5, 6)}),
+        ("prefix", {"prefix": (5,) * 200, "language": "en"}),
+        ("prefix", {"prefix": (5,), "language": "en", "timestamps": True}),
         ("temperature", {"temperature": -0.1}),
         ("temperature", {"temperature": 1.1}),
         ("temperature", {"temperature": float("nan")}),
@@ -210,6 +236,24 @@ def test_any_previous_text_is_taken(bench: Bench, text: str):
     deltas = bench.run(_collect, bench.engine, bench.request(previous_text=text))
     assert deltas[-1].outcome
     assert bench.engine.state.phase == "ready"
+
+
+def test_a_prefix_is_not_told_again_and_the_rest_is_as_without_it(bench: Bench):
+    (whole,) = bench.run(_collect, bench.engine, bench.request(language="en"))
+    for known in (1, 4):
+        (rest,) = bench.run(_collect, bench.engine, bench.request(language="en", prefix=whole.tokens[:known]))
+        assert whole.tokens[:known] + rest.tokens == whole.tokens
+        assert whole.text.endswith(rest.text)
+        assert rest.outcome.usage.output_tokens == len(whole.tokens) - known
+    (nothing,) = bench.run(_collect, bench.engine, bench.request(language="en", prefix=whole.tokens))
+    assert nothing.text == ""
+
+
+def test_a_bound_on_tokens_is_kept(bench: Bench):
+    (whole,) = bench.run(_collect, bench.engine, bench.request(language="en"))
+    (short,) = bench.run(_collect, bench.engine, bench.request(language="en", max_tokens=3))
+    assert short.tokens == whole.tokens[:3]
+    assert short.outcome.finish_reason == "length"
 
 
 def test_temperature_and_priority_are_taken(bench: Bench):
