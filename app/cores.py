@@ -1,9 +1,15 @@
 """How many threads may compute at once."""
 
+import asyncio
+import functools
+import math
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import ParamSpec, TypeVar
+
+import anyio
+import anyio.to_thread
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -14,9 +20,20 @@ class Cores:
 
     def __init__(self, count: int) -> None:
         self._free = threading.Semaphore(count)
+        self._threads = anyio.CapacityLimiter(math.inf)  # those that wait for bytes are as many as there are permits
 
-    def run(self, function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
-        """Call a function on a core, waiting for one to be free."""
+    async def call(self, function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+        """Call a function in a worker thread, on a core. A thread cannot be cancelled: who is, waits for its end."""
+        work = functools.partial(self._run, function, *args, **kwargs)
+        running = asyncio.ensure_future(anyio.to_thread.run_sync(work, limiter=self._threads))
+        try:
+            return await asyncio.shield(running)
+        except asyncio.CancelledError:
+            await asyncio.wait({running})
+            running.exception()  # nobody wants it any more
+            raise
+
+    def _run(self, function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
         with self._free:
             return function(*args, **kwargs)
 

@@ -19,7 +19,6 @@ from dataclasses import dataclass, field, replace
 from statistics import median
 from typing import Any
 
-import anyio.to_thread
 import numpy as np
 import numpy.typing as npt
 
@@ -274,7 +273,7 @@ class _Listener:
             batch, self._waiting = self._waiting, []
             pairs = [(stream, frames) for stream, frames, _ in batch]
             try:
-                found: list[Any] = await anyio.to_thread.run_sync(self._cores.run, feed_all, pairs)
+                found: list[Any] = list(await self._cores.call(feed_all, pairs))
             except Exception as error:
                 found = [error] * len(batch)
             for (_, _, answer), result in zip(batch, found, strict=True):

@@ -9,13 +9,9 @@ each of these closes its engine request, which the engine aborts.
 """
 
 import asyncio
-import math
 from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import aclosing
 from dataclasses import dataclass, field, replace
-
-import anyio
-import anyio.to_thread
 
 from app.admission import Permit
 from app.audio.arriving import ArrivingFile
@@ -85,7 +81,6 @@ class Transcriber:
         self._engine = engine
         self._voice_activity = voice_activity
         self._cores = cores
-        self._threads = anyio.CapacityLimiter(math.inf)  # as many as there are permits
         self._windows_per_request = windows_per_request
         self._max_seconds = max_seconds
 
@@ -139,10 +134,7 @@ class Transcriber:
                 stop=file.interrupt if isinstance(file, ArrivingFile) else lambda: None,
             )
 
-        return await anyio.to_thread.run_sync(self._cores.run, work, limiter=self._threads)
-
-    async def _next_window(self, speech: SpeechReader) -> Window | None:
-        return await anyio.to_thread.run_sync(self._cores.run, speech.next_window, limiter=self._threads)
+        return await self._cores.call(work)
 
     async def run(
         self, permit: Permit, speech: SpeechReader, options: Options, *, request_id: str, stream: bool
@@ -163,7 +155,7 @@ class Transcriber:
         tokens = Piece("")  # of text that is not shown yet
         work = _FileWork(
             self._engine,
-            next_window=lambda: self._next_window(speech),
+            next_window=lambda: self._cores.call(speech.next_window),
             stop_reading=speech.stop,
             options=options,
             decode_id=f"{request_id}-{permit.number}",

@@ -5,7 +5,6 @@ from collections.abc import AsyncGenerator
 from contextlib import AsyncExitStack, aclosing, suppress
 from typing import Any
 
-import anyio.to_thread
 from fastapi import Request
 from fastapi.responses import Response
 from starlette.requests import ClientDisconnect
@@ -135,7 +134,7 @@ class _Pump:
         self._cores = services.live.cores
         self._rate = services.engine.limits.sample_rate
         self._max_seconds = services.live.policy.max_seconds
-        self._opened: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._opened: asyncio.Future[StenoError | None] = asyncio.get_running_loop().create_future()
 
     async def __aenter__(self) -> "_Pump":
         self._pumping = asyncio.create_task(self._pump())
@@ -153,19 +152,20 @@ class _Pump:
             StenoError: if the body is not audio.
 
         """
-        await asyncio.shield(self._opened)
+        if error := await asyncio.shield(self._opened):
+            raise error
 
     async def _pump(self) -> None:
         try:
-            reader = await self._in_thread(
-                lambda: AudioReader(self._body.stream, rate=self._rate, max_seconds=self._max_seconds, raw=self._raw, live=True)
+            reader = await self._cores.call(
+                AudioReader, self._body.stream, rate=self._rate, max_seconds=self._max_seconds, raw=self._raw, live=True
             )
         except StenoError as error:
-            self._opened.set_exception(error)
+            self._opened.set_result(error)
             return
         self._opened.set_result(None)
         try:
-            while len(samples := await self._in_thread(reader.read, int(CHUNK_SECONDS * self._rate))):
+            while len(samples := await self._cores.call(reader.read, int(CHUNK_SECONDS * self._rate))):
                 await self._session.feed(samples)
             self._session.stop()
         except UploadBrokenError:
@@ -174,9 +174,6 @@ class _Pump:
             self._session.fail(error)
         finally:
             reader.close()
-
-    async def _in_thread(self, work: Any, *args: Any) -> Any:
-        return await anyio.to_thread.run_sync(self._cores.run, work, *args)
 
 
 async def _events(session: LiveSession, form: TranscriptionForm, task: Task) -> AsyncGenerator[dict[str, Any], None]:

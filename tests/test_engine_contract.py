@@ -1,7 +1,7 @@
 """What every engine promises, run over all of them.
 
-The scripted engine runs everywhere; the real one, marked `real`, with both audio contexts; and the one that it is compared with,
-except where its design cannot keep a promise. Each test is a scenario that runs in the engine's own event loop.
+The scripted engine runs everywhere; the real one, marked `real`, with both audio contexts; and the one that it is compared
+with, except where its design cannot keep a promise. Each test is a scenario that runs in the engine's own event loop.
 """
 
 import asyncio

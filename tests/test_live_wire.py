@@ -1,7 +1,9 @@
 """The first door to live sessions: one request, whose body is still being sent while its events come."""
 
 import contextlib
+import gc
 import json
+import random
 import re
 import socket
 import struct
@@ -11,6 +13,7 @@ from collections.abc import Iterator
 
 import httpx
 import numpy as np
+import psutil
 import pytest
 
 from engine.base import DecodeRequest
@@ -292,3 +295,43 @@ def test_sessions_past_the_bound_are_refused_before_any_work():
         assert refused.error()["code"] == "server_is_overloaded"
         first.end()
         assert first.events()[-1] == "[DONE]"
+
+
+def test_clients_that_never_speak_again_are_all_let_go():
+    """Probe G02."""
+    with ready_gateway(lambda: FakeEngine(script), vad=False, live_idle_seconds=1.0) as gateway:
+        silent = [Duplex(gateway) for _ in range(32)]
+        for client in silent:
+            client.send(s16le(saying(1, 25)))
+        assert {client.events()[-1]["error"]["code"] for client in silent} == {"request_timeout"}
+        wait_until(lambda: gateway.services.admission.in_progress == gateway.engine.requests == 0)
+        assert not gateway.services.live.open
+
+
+@pytest.mark.real(order=196)  # it takes its time, which the fast tests shall not
+def test_whatever_the_moment_a_client_vanishes_at_nothing_is_left_and_memory_stays_flat():
+    def one(gateway: Gateway, chance: random.Random) -> None:
+        client = Duplex(gateway, language="en", prompt=chance.choice(["", "hang"]))
+        for _ in range(chance.randrange(12)):
+            client.send(s16le(saying(1, chance.randrange(1, 12))))
+        if chance.random() < 0.3:
+            client.end()
+        if chance.random() < 0.3:
+            threading.Event().wait(chance.random() * 0.05)
+        client.vanish()
+        wait_until(lambda: gateway.engine.requests == 0 and not gateway.services.live.open, seconds=10)
+        gateway.engine.submitted.clear()  # the scripted engine remembers what it was given
+
+    chance, process = random.Random(9), psutil.Process()
+    with ready_gateway(lambda: FakeEngine(script), vad=False) as gateway:
+        for _ in range(200):
+            one(gateway, chance)
+        gc.collect()
+        before = process.memory_info().rss
+        for _ in range(500):
+            one(gateway, chance)
+        gc.collect()
+        grown = (process.memory_info().rss - before) / 1e6
+        print(f"memory after 500 sessions more: {grown:+.1f} MB")
+        assert grown < 30
+        assert gateway.services.admission.in_progress == 0

@@ -32,6 +32,7 @@ import tempfile
 import time
 from collections import Counter
 from collections.abc import AsyncGenerator, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -47,7 +48,7 @@ from engine.fake import FakeEngine, Reply
 from routers.sse import event_stream
 from tests import speech
 from tests.gateway import Gateway, wait_until
-from tests.test_wire import raw_request, ready_gateway, script
+from tests.test_wire import SAID, hanging, raw_request, ready_gateway, script
 
 RATE = speech.RATE
 KEPT_URL = os.environ.get("STENO_TEST_URL")  # a gateway that runs already, for work on these tests
@@ -588,6 +589,45 @@ async def test_a_reader_that_has_fallen_asleep_is_left_and_what_it_held_is_freed
     scope = {"type": "http", "method": "POST", "state": {"request_id": "a"}}
     await event_stream(events(), client_left=for_ever, holding=holding)(scope, for_ever, send)
     assert freed == ["work", "permit"]
+
+
+def test_clients_that_gave_up_leave_all_places_to_those_who_come():
+    """Probe H04: forty wait on an engine with two places, and leave; then one comes."""
+    with ready_gateway(lambda: FakeEngine(script, concurrency=2), vad=False) as gateway:
+        with contextlib.ExitStack() as clients:
+            for _ in range(40):
+                clients.enter_context(hanging(gateway))
+            assert gateway.engine.requests == 40
+        wait_until(lambda: gateway.services.admission.in_progress == 0)
+        assert ask(gateway.url, speech.wav(speech.tone(1.0))).json()["text"] == SAID
+
+
+def test_a_short_clip_does_not_wait_for_long_files():
+    """Probe H07: two long files hold no more than their share of the engine."""
+    answered: list[int] = []
+
+    def slow(request: DecodeRequest) -> Reply:
+        answered.append(len(request.samples))
+        return Reply((" a",), first_seconds=0.3)
+
+    with ready_gateway(lambda: FakeEngine(slow, concurrency=4), vad=False, windows_per_request=2) as gateway:
+        long = speech.wav(speech.tone(600.0))
+        with ThreadPoolExecutor(2) as pool:
+            files = [pool.submit(ask, gateway.url, long, language="en") for _ in range(2)]
+            wait_until(lambda: gateway.engine.requests >= 3)
+            before = len(answered)
+            assert ask(gateway.url, speech.wav(speech.tone(1.0)), language="en").status_code == 200
+            assert len(answered) - before <= 8  # of forty windows, two turns at most went before it
+            assert {file.result().status_code for file in files} == {200}
+
+
+def test_more_requests_than_places_are_all_answered():
+    """Probe H11: three times as many as the engine decodes at once, held together and then let go."""
+    with ready_gateway(lambda: FakeEngine(script, concurrency=4), vad=False) as gateway:
+        with ThreadPoolExecutor(12) as pool:
+            answers = list(pool.map(lambda _: ask(gateway.url, speech.wav(speech.tone(1.0)), prompt="slow"), range(12)))
+        assert {answer.json()["text"] for answer in answers} == {"at last"}
+        assert gateway.engine.requests == 0
 
 
 # --- the command, on the scripted engine ------------------------------------------------------------------------------
