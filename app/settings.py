@@ -65,7 +65,7 @@ class Settings(BaseSettings):
     partial_context: Literal["full", "true"] = Field(
         "true", description="Encode the whole window for partials, or their own length; finals follow `--audio-context`."
     )
-    agreeing_hypotheses: int = Field(2, ge=1, description="Successive partials that must agree on a word to confirm it.")
+    agreeing_hypotheses: int = Field(3, ge=1, description="Successive partials that must agree on a word to confirm it.")
     open_words: int = Field(1, ge=0, description="Newest words of a partial that are never confirmed.")
     free_finals: bool = Field(
         False, description="Decode finals without the confirmed words; an event tells when one says something else."

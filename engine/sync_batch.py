@@ -110,7 +110,7 @@ class _SyncLlm:
         os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "1"
         from vllm.v1.engine.llm_engine import LLMEngine
 
-        self._engine = LLMEngine.fromengine_args(engine_args(model), enable_multiprocessing=True)
+        self._engine = LLMEngine.from_engine_args(engine_args(model), enable_multiprocessing=True)
         self._batcher = Batcher(self._generate)
 
     @property

@@ -243,7 +243,7 @@ class VllmEngine:
         """Start vLLM. Blocks until it is up."""
         from vllm.v1.engine.async_llm import AsyncLLM
 
-        return AsyncLLM.fromengine_args(engine_args(model))
+        return AsyncLLM.from_engine_args(engine_args(model))
 
     async def _decode(self, request: DecodeRequest) -> AsyncGenerator[Delta, None]:
         from vllm.v1.engine.exceptions import EngineDeadError, EngineGenerateError

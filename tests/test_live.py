@@ -24,6 +24,7 @@ from app.live import (
     UtteranceFinal,
     UtteranceOpened,
 )
+from app.session.agreement import AgreementPolicy
 from app.speech.endpointing import EndpointPolicy
 from app.speech.vad import FRAME_SAMPLES
 from app.transcript import Options, Transcript
@@ -63,7 +64,9 @@ def reads(request: DecodeRequest) -> Reply:
 
 
 def sessions_on(engine: FakeEngine, **policy) -> LiveSessions:
-    return LiveSessions(engine, voice_activity=LoudIsSpeech, cores=Cores(2), policy=LivePolicy(**policy))
+    return LiveSessions(
+        engine, voice_activity=LoudIsSpeech, cores=Cores(2), policy=LivePolicy(**({"agreement": AgreementPolicy(2)} | policy))
+    )
 
 
 def start(sessions: LiveSessions, *, endpoints: EndpointPolicy | None = None, options: Options | None = None) -> LiveSession:

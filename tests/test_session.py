@@ -32,6 +32,7 @@ from app.session.machine import (
 from scripts.session_table import table, with_table
 
 PACE = Pace(first=10, step=10, limit=120)
+TWO = AgreementPolicy(hypotheses=2)
 
 
 def tokens(text: str) -> tuple[Token, ...]:
@@ -47,7 +48,7 @@ def text(effects: list[Effect]) -> str:
 
 
 def test_words_on_which_two_hypotheses_agree_are_confirmed_but_the_newest():
-    agreement = Agreement()
+    agreement = Agreement(TWO)
     assert agreement.take(tokens(" ask not"), "en") == []
     assert agreement.take(tokens(" ask not what your"), "en") == list(tokens(" ask not"))
     assert agreement.take(tokens(" what your"), "en") == list(tokens(" what"))  # "your" is the newest
@@ -57,7 +58,7 @@ def test_words_on_which_two_hypotheses_agree_are_confirmed_but_the_newest():
 
 def test_a_word_is_confirmed_whole_and_with_its_punctuation():
     parts = (Token(1, b" Amer"), Token(2, b"icans"), Token(3, b","), Token(4, b" ask"))
-    agreement = Agreement()
+    agreement = Agreement(TWO)
     agreement.take(parts[:1], "en")
     assert agreement.take(parts[:2], "en") == []
     assert agreement.take((*parts, Token(5, b" not")), "en") == []  # the hypotheses agree up to the middle of a mark's word
@@ -67,18 +68,18 @@ def test_a_word_is_confirmed_whole_and_with_its_punctuation():
 
 def test_characters_without_spaces_are_confirmed_one_by_one():
     whole = [Token(i, character.encode()) for i, character in enumerate("今日は天気")]
-    agreement = Agreement()
+    agreement = Agreement(TWO)
     agreement.take(whole[:3], "ja")
     assert agreement.take(whole, "ja") == whole[:3]
     split = (Token(1, "気".encode()[:2]), Token(2, "気".encode()[2:]), Token(3, "だ".encode()))
-    agreement = Agreement()
+    agreement = Agreement(TWO)
     agreement.take(split[:1], "ja")
     assert agreement.take(split, "ja") == []  # half a character is none
     assert agreement.take(split, "ja") == list(split[:2])
 
 
 def test_what_was_heard_in_another_language_agrees_with_nothing():
-    agreement = Agreement()
+    agreement = Agreement(TWO)
     agreement.take(tokens(" in Berlin ja"), "en")
     assert agreement.take(tokens(" in Berlin ja"), "de") == []
     assert agreement.take(tokens(" in Berlin ja"), "de") == list(tokens(" in Berlin"))
@@ -112,7 +113,7 @@ class Driver:
     """Feeds a session, and keeps what came out."""
 
     def __init__(self, **options) -> None:
-        self.session = Session(PACE, **options)
+        self.session = Session(PACE, TWO, **options)
         self.effects: list[Effect] = []
 
     def __call__(self, effects: list[Effect] | None) -> list[Effect]:
@@ -374,7 +375,7 @@ class World:
 @given(st.integers(0, 2**32), st.integers(20, 200))
 @settings(max_examples=1500)
 def test_the_promises_hold_whatever_happens_in_whatever_order(seed: int, steps: int):
-    world = World(Session(PACE), random.Random(seed))
+    world = World(Session(PACE, TWO), random.Random(seed))
     for _ in range(steps):
         world.step()
     world.take(world.session.stop())

@@ -26,7 +26,7 @@ class Token:
 class AgreementPolicy:
     """How many hypotheses must agree on a word, and how many of the newest words are left open."""
 
-    hypotheses: int = 2
+    hypotheses: int = 3
     open_words: int = 1
     max_tokens: int = 180
 
