@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator
 from contextlib import aclosing, contextmanager
 from importlib.metadata import version
 from pathlib import Path
+from types import FrameType
 from typing import Annotated, Any, Literal, get_origin
 
 import typer
@@ -135,6 +136,10 @@ def serve(settings: Settings) -> None:
             for sent in (signal.SIGINT, signal.SIGTERM):
                 loop.add_signal_handler(sent, self.handle_exit, sent, None)
             yield
+
+        def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+            services.live.drain()  # whoever still speaks gets his text
+            super().handle_exit(sig, frame)
 
     async def run() -> None:
         server = Server(

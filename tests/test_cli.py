@@ -15,6 +15,7 @@ from typer.testing import CliRunner, Result
 
 from app.cli import app
 from tests import speech
+from tests.test_live_wire import Duplex
 
 STENO = [sys.executable, "-m", "app.cli"]
 
@@ -96,7 +97,13 @@ def test_serve_says_where_and_how_and_leaves_in_order(sent: signal.Signals, tmp_
         assert "model=tiny.en" in curl
         answer = httpx.post(curl[1], data={"model": "tiny.en"}, files={"file": speech.wav(speech.tone(1.0))})
         assert answer.json()["text"] == "1.00 seconds of audio."
+        speaking = Duplex(url, **{"include[]": "partials"})
+        speaking.send(bytes(2 * 16_000))
+        speaking.read_until(b"transcript.text.partial")
         process.send_signal(sent)
+        *_, done, end = speaking.events()  # though its own end was not sent
+        assert (done["type"], end) == ("transcript.text.done", "[DONE]")
+        assert done["text"].endswith("seconds of audio.")
         assert process.wait(timeout=60) == 0
         assert "Traceback" not in process.stderr.read()
 

@@ -57,10 +57,11 @@ def s16le(samples: np.ndarray) -> bytes:
 class Duplex:
     """A client that reads while it sends."""
 
-    def __init__(self, gateway: Gateway, content_type: str = PCM, **query: str) -> None:
+    def __init__(self, server: Gateway | str, content_type: str = PCM, **query: str) -> None:
         fields = {"model": "whisper-1", "stream": "true"} | query
         path = str(httpx.URL("/v1/audio/transcriptions", params=fields))
-        self._raw = socket.create_connection(gateway.address)
+        url = httpx.URL(server if isinstance(server, str) else server.url)
+        self._raw = socket.create_connection((url.host, url.port))
         self._raw.settimeout(60)
         self._received = b""
         self._raw.sendall(
