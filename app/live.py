@@ -389,8 +389,8 @@ class LiveSession:
             self._apply(self._machine.stop())
 
     def fail(self, error: StenoError) -> None:
-        """End the session with an error."""
-        if not self._over:
+        """End the session with an error of its audio; one that takes no more of it goes on to its end."""
+        if not self._over and not self._stopping:
             self._apply(self._machine.cancel())
             self._end(error)
 
