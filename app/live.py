@@ -16,22 +16,32 @@ from collections import deque
 from collections.abc import AsyncGenerator, Callable
 from contextlib import aclosing
 from dataclasses import dataclass, field, replace
-from statistics import median
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from app.admission import Permit
+from app.audio.buffer import SampleBuffer
 from app.cores import Cores
 from app.decoding import WindowDecoder
 from app.errors import InvalidInputError, StenoError, TranscriptionFailedError, UnavailableError
+from app.live_events import (
+    LiveDelta,
+    LiveEvent,
+    LivePartial,
+    Profile,
+    UtteranceChanged,
+    UtteranceClosed,
+    UtteranceFinal,
+    UtteranceOpened,
+)
 from app.quality import judge
 from app.session import machine
 from app.session.agreement import AgreementPolicy, Token
 from app.session.machine import Hypothesis, Pace, Session
 from app.speech.endpointing import Endpointer, EndpointPolicy
-from app.speech.vad import FRAME_SAMPLES, VoiceActivity, feed_all
+from app.speech.listener import Listener
+from app.speech.vad import FRAME_SAMPLES, VoiceActivity
 from app.speech.windows import QUIET_SECONDS, quietest
 from app.transcribe import translate_engine_error
 from app.transcript import Options, Segment, Stages, TextJoiner, Transcript
@@ -74,109 +84,6 @@ class LivePolicy:
     final_places: int = 4
 
 
-# --- what a session tells ---------------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True, slots=True)
-class UtteranceOpened:
-    """Somebody speaks, from `start` seconds on."""
-
-    utterance: int
-    start: float
-
-
-@dataclass(frozen=True, slots=True)
-class UtteranceClosed:
-    """The utterance has ended at `end` seconds; the rest of its text will come."""
-
-    utterance: int
-    end: float
-
-
-@dataclass(frozen=True, slots=True)
-class LiveDelta:
-    """Text to append to all that was told before. It is never taken back."""
-
-    utterance: int
-    text: str
-    tokens: tuple[Token, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class LivePartial:
-    """What is heard after the text that was told; it replaces the partial before. `revision` rises within an utterance."""
-
-    utterance: int
-    revision: int
-    text: str
-
-
-@dataclass(frozen=True, slots=True)
-class UtteranceChanged:
-    """The final says something else than the deltas did: this is the utterance's text. Only with free finals."""
-
-    utterance: int
-    text: str
-
-
-@dataclass(frozen=True, slots=True)
-class UtteranceFinal:
-    """All text of an utterance has been told."""
-
-    segment: Segment
-    utterance: int
-    language: str | None
-
-
-LiveEvent = UtteranceOpened | UtteranceClosed | LiveDelta | LivePartial | UtteranceChanged | UtteranceFinal | Transcript
-
-
-@dataclass(slots=True)
-class Profile:
-    """Where a session's time went, so that a slow one can be explained. Times in seconds, from the first audio's receipt."""
-
-    began: float = field(default_factory=time.monotonic)
-    first_text: float | None = None
-    stopped: float | None = None
-    ended: float | None = None
-    waited: float = 0.0  # by the sender, for room
-    decode: float = 0.0
-    vad: float = 0.0
-    partials: int = 0
-    partials_stale: int = 0
-    finals: int = 0
-    words_taken_back: int = 0
-    turn_waits: list[float] = field(default_factory=list)  # of partials, for a place
-    queues: list[float] = field(default_factory=list)
-    engines: list[float] = field(default_factory=list)
-    deliveries: list[float] = field(default_factory=list)  # from the engine's answer to the reader's asking
-
-    def summary(self) -> dict[str, float | int | None]:
-        """Write it down, in milliseconds."""
-
-        def ms(seconds: float | None) -> float | None:
-            return None if seconds is None else round(seconds * 1000, 1)
-
-        def spread(name: str, values: list[float]) -> dict[str, float | None]:
-            return {f"{name}_ms_p50": ms(median(values)) if values else None, f"{name}_ms_max": ms(max(values, default=None))}
-
-        return {
-            "partials": self.partials,
-            "partials_stale": self.partials_stale,
-            "finals": self.finals,
-            "words_taken_back": self.words_taken_back,
-            "first_text_ms": ms(self.first_text),
-            "final_after_stop_ms": ms(self.ended - self.stopped if self.ended and self.stopped else None),
-            "sender_waited_ms": ms(self.waited),
-            "decode_ms": ms(self.decode),
-            "vad_ms": ms(self.vad),
-            **spread("turn", self.turn_waits),
-            **spread("queue", self.queues),
-            **spread("engine", self.engines),
-            **spread("deliver", self.deliveries),
-        }
-
-
 # --- all sessions -------------------------------------------------------------------------------------------------------
 
 
@@ -197,7 +104,7 @@ class LiveSessions:
         self.engine = engine
         self.policy = policy
         self.cores = cores
-        self.listener = _Listener(cores)
+        self.listener = Listener(cores)
         self.open: set[LiveSession] = set()
         self._voice_activity = voice_activity
         self._partials = 0
@@ -252,40 +159,6 @@ class LiveSessions:
             self._waiting.remove(session)
 
 
-class _Listener:
-    """Looks for speech in what all sessions have, one call after another: while one runs, the next one's audio gathers."""
-
-    def __init__(self, cores: Cores) -> None:
-        self._cores = cores
-        self._waiting: list[tuple[VoiceActivity, Samples, asyncio.Future[Samples]]] = []
-        self._running: asyncio.Task[None] | None = None
-
-    async def feed(self, stream: VoiceActivity, frames: Samples) -> Samples:
-        """Return the probabilities of a stream's next frames."""
-        answer: asyncio.Future[Samples] = asyncio.get_running_loop().create_future()
-        self._waiting.append((stream, frames, answer))
-        if self._running is None:
-            self._running = asyncio.create_task(self._run())
-        return await answer
-
-    async def _run(self) -> None:
-        while self._waiting:
-            batch, self._waiting = self._waiting, []
-            pairs = [(stream, frames) for stream, frames, _ in batch]
-            try:
-                found: list[Any] = list(await self._cores.call(feed_all, pairs))
-            except Exception as error:
-                found = [error] * len(batch)
-            for (_, _, answer), result in zip(batch, found, strict=True):
-                if answer.cancelled():
-                    continue
-                if isinstance(result, Exception):
-                    answer.set_exception(result)
-                else:
-                    answer.set_result(result)
-        self._running = None
-
-
 class LiveSession:
     """One session. `feed` takes audio, `events` tells what is heard; `close` ends all at any moment."""
 
@@ -310,8 +183,7 @@ class LiveSession:
         self._voice_activity = voice_activity
         self._endpoints = endpoints
         self._endpointer = Endpointer(self._rate, endpoints) if endpoints else None
-        self._chunks: deque[Samples] = deque()  # what may still be decoded
-        self._chunks_start = 0
+        self._audio = SampleBuffer()  # what may still be decoded
         self._scanned = 0  # up to where voice activity has looked
         self._tasks: dict[int, asyncio.Task[None]] = {}
         self._starts: dict[int, float] = {}  # of utterances whose final has not come
@@ -366,7 +238,7 @@ class LiveSession:
                     code="invalid_value",
                 )
             self._machine.audio(len(samples))
-            self._chunks.append(samples)
+            self._audio.append(samples)
             if self._endpointer is None:
                 if self._machine.state == machine.State.QUIET and len(samples):
                     self._apply(self._machine.open(self._machine.received - len(samples)))
@@ -429,7 +301,7 @@ class LiveSession:
         count = (self._machine.received - self._scanned) // FRAME_SAMPLES * FRAME_SAMPLES
         if not count:
             return
-        frames = self._cut_out(self._scanned, self._scanned + count)
+        frames = self._audio.cut_out(self._scanned, self._scanned + count)
         began = time.monotonic()
         probabilities = await self._sessions.listener.feed(self._voice_activity, frames)
         self.profile.vad += time.monotonic() - began
@@ -447,7 +319,7 @@ class LiveSession:
     def _cut_at_limit(self) -> None:
         while (found := self._machine.cut_range) is not None:
             earliest, latest = found
-            searched = self._cut_out(earliest, latest)
+            searched = self._audio.cut_out(earliest, latest)
             at = earliest + quietest(searched, self._samples(QUIET_SECONDS))
             if self._endpointer is not None:
                 self._endpointer.cut(at)
@@ -471,7 +343,7 @@ class LiveSession:
         for effect in effects:
             match effect:
                 case machine.Decode():
-                    task = asyncio.create_task(self._decode(effect, self._cut_out(effect.start, effect.end)))
+                    task = asyncio.create_task(self._decode(effect, self._audio.cut_out(effect.start, effect.end)))
                     self._tasks[effect.job] = task
                     if not effect.final:  # not in the task, which may be cancelled before it begins
                         task.add_done_callback(lambda _: self._sessions.give_place())
@@ -625,32 +497,22 @@ class LiveSession:
         if error is not None:
             self._events.put_nowait(None)
         self._sessions.leave(self)
-        self._chunks.clear()
+        self._audio.drop_before(self._machine.received)
         self._room.set()
         facts = " ".join(f"{name}={value}" for name, value in self.profile.summary().items() if value is not None)
         logger.info("%s: %.1f s live, %s%s", self._id, self.seconds, facts, f", {error.message}" if error else "")
 
-    # --- audio --------------------------------------------------------------------------------------------------------
-
-    def _cut_out(self, start: int, end: int) -> Samples:
-        """Return the samples from `start` to `end`."""
-        pieces, position = [], self._chunks_start
-        for chunk in self._chunks:
-            if position < end and position + len(chunk) > start:
-                pieces.append(chunk[max(0, start - position) : end - position])
-            position += len(chunk)
-        return np.concatenate(pieces) if pieces else np.zeros(0, dtype=np.float32)
+    # --- bounds -------------------------------------------------------------------------------------------------------
 
     def _forget_audio(self) -> None:
         """Drop what no decode can need any more."""
         kept = self._machine.kept_from
         if self._endpoints is not None:
             kept = min(kept, self._scanned - self._samples(self._endpoints.before_seconds) - 8 * FRAME_SAMPLES)
-        while self._chunks and self._chunks_start + len(self._chunks[0]) <= kept:
-            self._chunks_start += len(self._chunks.popleft())
+        self._audio.drop_before(kept)
 
     def _make_room(self) -> None:
-        kept = (self._machine.received - self._chunks_start) / self._rate
+        kept = len(self._audio) / self._rate
         if self._over or (kept <= self._policy.buffer_seconds and self._events.qsize() <= MAX_EVENTS):
             self._room.set()
         else:

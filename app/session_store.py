@@ -14,7 +14,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from app.errors import SequenceGapError, StenoError, UnknownSessionError
-from app.live import LiveEvent, LiveSession
+from app.live import LiveSession
+from app.live_events import LiveEvent
 
 RING_EVENTS = 2000
 

@@ -12,7 +12,8 @@ from starlette.requests import ClientDisconnect
 from app.audio.arriving import ArrivingStream
 from app.audio.decode import AudioReader, RawFormat
 from app.errors import StenoError, UnsupportedValueError, UploadBrokenError, UploadStalledError
-from app.live import LiveDelta, LiveEvent, LivePartial, LiveSession, UtteranceChanged
+from app.live import LiveSession
+from app.live_events import LiveDelta, LiveEvent, LivePartial, UtteranceChanged
 from app.services import Services
 from app.speech.endpointing import EndpointPolicy
 from app.transcript import TextDelta, Transcript

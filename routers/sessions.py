@@ -16,7 +16,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from app.audio.decode import PcmDecoder, RawFormat
 from app.errors import InvalidInputError, StenoError, UnavailableError, UnknownSessionError, UploadTooLargeError
-from app.live import (
+from app.live_events import (
     LiveDelta,
     LiveEvent,
     LivePartial,
@@ -123,7 +123,7 @@ async def retrieve_session(session_id: str, services: AnyServices) -> SessionBod
 @router.post(
     "/{session_id}/audio",
     responses=errors(400, 404, 409, 413, 503),
-    openapi_extra={"requestBody": {"required": True, "content": {"audio/pcm": {"schema": BINARY}}}},
+    openapi_extra={"requestBody": {"required": True, "content": {"application/octet-stream": {"schema": BINARY}}}},
 )
 async def add_audio(
     request: Request,

@@ -24,7 +24,8 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from app.admission import Admission
 from app.cores import Cores
-from app.live import LiveDelta, LivePolicy, LiveSessions
+from app.live import LivePolicy, LiveSessions
+from app.live_events import LiveDelta
 from app.speech.endpointing import EndpointPolicy
 from app.speech.vad import FRAME_SAMPLES
 from app.transcript import Options

@@ -13,17 +13,8 @@ import pytest
 from app.admission import Admission
 from app.cores import Cores
 from app.errors import InvalidInputError, StenoError, TranscriptionFailedError, UnavailableError
-from app.live import (
-    LiveDelta,
-    LivePartial,
-    LivePolicy,
-    LiveSession,
-    LiveSessions,
-    UtteranceChanged,
-    UtteranceClosed,
-    UtteranceFinal,
-    UtteranceOpened,
-)
+from app.live import LivePolicy, LiveSession, LiveSessions
+from app.live_events import LiveDelta, LivePartial, UtteranceChanged, UtteranceClosed, UtteranceFinal, UtteranceOpened
 from app.session.agreement import AgreementPolicy
 from app.speech.endpointing import EndpointPolicy
 from app.speech.vad import FRAME_SAMPLES
