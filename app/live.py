@@ -190,6 +190,7 @@ class LiveSession:
         self._ends: dict[int, float] = {}
         self._results: dict[int, tuple[Segment, str | None]] = {}  # of utterances, until their turn
         self._spoken: dict[int, list[Token]] = {}
+        self._heard_at: dict[int, list[float]] = {}  # when each token of an utterance was first heard
         self._events: asyncio.Queue[tuple[float, LiveEvent] | StenoError | None] = asyncio.Queue()
         self._room = asyncio.Event()
         self._room.set()
@@ -357,9 +358,7 @@ class LiveSession:
                     self._ends[utterance] = end / self._rate
                     self._tell(UtteranceClosed(utterance, end / self._rate))
                 case machine.Confirmed(utterance, tokens, final):
-                    self._tell_tokens(utterance, tokens)
-                    if final:
-                        self._tell_final(utterance)
+                    self._tell_tokens(utterance, tokens, final=final)
                 case machine.Changed(utterance, tokens):
                     self._spoken[utterance] = list(tokens)
                     self._tell(UtteranceChanged(utterance, _text(tokens).strip()))
@@ -416,6 +415,7 @@ class LiveSession:
                 if (outcome := delta.outcome) is None:
                     continue
                 self.profile.queues.append(outcome.queue_seconds)
+                self.profile.encodes.append(outcome.encode_seconds)
                 self.profile.engines.append(outcome.engine_seconds)
                 self._usage += outcome.usage
                 verdict = judge(
@@ -427,6 +427,9 @@ class LiveSession:
                 if verdict != "good":
                     return None
                 known = zip(delta.tokens, delta.spelling, delta.logprobs, strict=True)
+                heard_at = self._heard_at.setdefault(job.utterance, [])
+                missing = len(job.prefix) + len(delta.tokens) - len(heard_at)
+                heard_at += [time.monotonic()] * missing
                 return Hypothesis(tuple(Token(*token) for token in known), delta.language)
         raise AssertionError("an engine ends a request with its outcome")
 
@@ -449,15 +452,24 @@ class LiveSession:
     def _tell(self, event: LiveEvent) -> None:
         self._events.put_nowait((time.monotonic(), event))
 
-    def _tell_tokens(self, utterance: int, tokens: tuple[Token, ...]) -> None:
+    def _tell_tokens(self, utterance: int, tokens: tuple[Token, ...], *, final: bool) -> None:
+        if not final:
+            self._count_lag(utterance, len(tokens))
         self._spoken.setdefault(utterance, []).extend(tokens)
         if text := self._joiner.feed(_text(tokens)):
             if self.profile.first_text is None:
                 self.profile.first_text = time.monotonic() - self.profile.began
             self._tell(LiveDelta(utterance, text, tokens))
+        if final:
+            self._tell_final(utterance)
+
+    def _count_lag(self, utterance: int, count: int) -> None:
+        first, now = len(self._spoken.get(utterance, ())), time.monotonic()
+        self.profile.confirms += [now - heard for heard in self._heard_at[utterance][first : first + count]]
 
     def _tell_final(self, utterance: int) -> None:
         self._joiner.end_window()
+        self._heard_at.pop(utterance, None)
         start, end = self._starts.pop(utterance), self._ends.pop(utterance)
         spoken = self._spoken.pop(utterance, [])
         segment, language = self._results.pop(utterance, (None, None))

@@ -78,6 +78,8 @@ class Profile:
     finals: int = 0
     words_taken_back: int = 0
     turn_waits: list[float] = field(default_factory=list)  # of partials, for a place
+    confirms: list[float] = field(default_factory=list)  # of tokens, from when they were first heard
+    encodes: list[float] = field(default_factory=list)
     queues: list[float] = field(default_factory=list)
     engines: list[float] = field(default_factory=list)
     deliveries: list[float] = field(default_factory=list)  # from the engine's answer to the reader's asking
@@ -103,6 +105,8 @@ class Profile:
             "vad_ms": ms(self.vad),
             **spread("turn", self.turn_waits),
             **spread("queue", self.queues),
+            **spread("encode", self.encodes),
             **spread("engine", self.engines),
             **spread("deliver", self.deliveries),
+            **spread("confirm", self.confirms),
         }

@@ -145,7 +145,8 @@ class Outcome:
         no_speech_prob: how likely it was, before the first token, that nobody speaks.
         segments: the text by times.
         queue_seconds: how long it waited for its first step.
-        engine_seconds: how long it was decoded, from its first step on.
+        encode_seconds: from its first step to its first token.
+        engine_seconds: how long it was decoded, from its first step to its last.
 
     """
 
@@ -155,6 +156,7 @@ class Outcome:
     no_speech_prob: float
     segments: tuple[Segment, ...] = ()
     queue_seconds: float = field(default=0.0, compare=False)
+    encode_seconds: float = field(default=0.0, compare=False)
     engine_seconds: float = field(default=0.0, compare=False)
 
 

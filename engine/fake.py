@@ -194,6 +194,7 @@ class FakeEngine:
             reply.avg_logprob,
             reply.no_speech_prob,
             (segment,) if count else (),
+            encode_seconds=reply.first_seconds,
             engine_seconds=reply.first_seconds + reply.piece_seconds * max(0, count - 1),
         )
         if request.deltas:

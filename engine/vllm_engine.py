@@ -343,6 +343,7 @@ class _Reading:
             no_speech_prob=self._no_speech_prob,
             segments=segments,
             queue_seconds=stats.scheduled_ts - stats.queued_ts,
+            encode_seconds=stats.first_token_ts - stats.scheduled_ts,
             engine_seconds=stats.last_token_ts - stats.scheduled_ts,
         )
 

@@ -1,6 +1,7 @@
 """A live session over one request: audio goes in as the body, events come out while it is still being sent."""
 
 import asyncio
+import time
 from collections.abc import AsyncGenerator
 from contextlib import AsyncExitStack, aclosing, suppress
 from typing import Any
@@ -146,6 +147,13 @@ class _Pump:
         self._pumping.cancel()
         await asyncio.wait({self._pumping})
 
+    def _read(self, reader: AudioReader) -> Any:
+        """Decode a chunk, and count the time that it took, without that for which its bytes were waited for."""
+        began, waited = time.monotonic(), self._body.stream.waited
+        samples = reader.read(int(CHUNK_SECONDS * self._rate))
+        self._session.profile.decode += time.monotonic() - began - (self._body.stream.waited - waited)
+        return samples
+
     async def opened(self) -> None:
         """Wait until there is sound.
 
@@ -166,7 +174,7 @@ class _Pump:
             return
         self._opened.set_result(None)
         try:
-            while len(samples := await self._cores.call(reader.read, int(CHUNK_SECONDS * self._rate))):
+            while len(samples := await self._cores.call(self._read, reader)):
                 await self._session.feed(samples)
             self._session.stop()
         except UploadBrokenError:

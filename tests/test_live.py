@@ -453,3 +453,5 @@ async def test_the_profile_explains_where_the_time_went():
     assert 0 < summary["first_text_ms"] <= took
     assert 0 <= summary["final_after_stop_ms"] <= took
     assert 0 < summary["vad_ms"] <= took
+    assert 10 <= summary["encode_ms_p50"] <= took
+    assert summary["confirm_ms_max"] is None or 0 < summary["confirm_ms_max"] <= took

@@ -6,6 +6,7 @@ back says that it cannot seek, or FFmpeg would look at its end first; formats th
 
 import asyncio
 import threading
+import time
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from tempfile import SpooledTemporaryFile
@@ -161,6 +162,7 @@ class ArrivingStream:
         self._position = 0
         self._complete = False
         self._error: Exception | None = None
+        self.waited = 0.0  # seconds, by reads
 
     async def wait_for_room(self) -> None:
         """Wait while there are too many bytes."""
@@ -205,8 +207,10 @@ class ArrivingStream:
         with self._changed:
             waits = not is_settled()
         if waits:
+            began = time.monotonic()
             with self._idle(), self._changed:
                 self._changed.wait_for(is_settled)
+            self.waited += time.monotonic() - began
         with self._changed:
             if self._error is not None:
                 raise self._error
