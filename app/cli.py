@@ -4,6 +4,7 @@ import asyncio
 import inspect
 import json
 import logging
+import re
 import shlex
 import signal
 import socket
@@ -119,6 +120,7 @@ def serve(settings: Settings) -> None:
 
     from app.main import create_app
     from app.services import build_services
+    from routers.sse import let_streams_end
 
     _require_known_model(settings)
     _set_up_logging(settings.log_level)
@@ -127,6 +129,8 @@ def serve(settings: Settings) -> None:
     services = build_services(settings)
     err.print(f"Steno {version('steno-gateway')} listens on {url}")
     err.print(f"  model    {settings.model}, starting; {url}/health/ready tells how far it is")
+
+    let_streams_end()
 
     class Server(uvicorn.Server):
         @contextmanager
@@ -251,10 +255,18 @@ def _set_up_logging(level: str) -> None:
     logging.basicConfig(
         stream=sys.stderr, level=level.upper(), format="%(asctime)s %(levelname)-7s %(name)s: %(message)s", force=True
     )
+    logging.getLogger("uvicorn.access").addFilter(_without_secrets)
     if level != "debug":
         logging.getLogger("uvicorn.access").addFilter(lambda record: "/health" not in record.getMessage())
         for noisy in ("vllm", "asyncio", "httpx", "filelock", "multipart"):
             logging.getLogger(noisy).setLevel(logging.ERROR)
+
+
+def _without_secrets(record: logging.LogRecord) -> bool:
+    """Leave out of the access log what opens a session's events."""
+    if isinstance(record.args, tuple):
+        record.args = tuple(re.sub(r"token=[^&\s]+", "token=...", a) if isinstance(a, str) else a for a in record.args)
+    return True
 
 
 def _listen(host: str, port: int) -> socket.socket:

@@ -5,7 +5,7 @@ import functools
 import math
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import ParamSpec, TypeVar
 
 import anyio
@@ -29,8 +29,11 @@ class Cores:
         try:
             return await asyncio.shield(running)
         except asyncio.CancelledError:
-            await asyncio.wait({running})
-            running.exception()  # nobody wants it any more
+            while not running.done():  # who cancels may do so again and again
+                with suppress(asyncio.CancelledError):
+                    await asyncio.wait({running})
+            if not running.cancelled():
+                running.exception()  # nobody wants it any more
             raise
 
     def _run(self, function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:

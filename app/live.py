@@ -50,6 +50,8 @@ from engine.base import AudioContext, DecodeRequest, Engine, EngineError, Usage
 logger = logging.getLogger(__name__)
 
 MAX_EVENTS = 1000
+FEED_SECONDS = 0.5  # audio is taken in pieces of this length at most
+FINALS_AT_ONCE = 2  # of one session; more of them wait their turn
 PARTIAL_PRIORITY = 10  # finals and files have 0, which goes first
 TOKENS_PER_SECOND = 8  # of speech, at most: what a partial may decode, beside TOKENS_AT_LEAST
 TOKENS_AT_LEAST = 16
@@ -195,7 +197,8 @@ class LiveSession:
         self._room = asyncio.Event()
         self._room.set()
         self._feeding = asyncio.Lock()
-        self._stopping = False
+        self._stop_wanted = self._stopping = False
+        self._finals = asyncio.Semaphore(FINALS_AT_ONCE)
         self._joiner = TextJoiner()
         self._segments: list[Segment] = []
         self._languages: dict[str, None] = {}
@@ -238,16 +241,13 @@ class LiveSession:
                     f"The session is longer than {self._policy.max_seconds:g} seconds, which is the maximum here.",
                     code="invalid_value",
                 )
-            self._machine.audio(len(samples))
-            self._audio.append(samples)
-            if self._endpointer is None:
-                if self._machine.state == machine.State.QUIET and len(samples):
-                    self._apply(self._machine.open(self._machine.received - len(samples)))
-            else:
-                await self._find_utterances()
-            self._cut_at_limit()
-            self._make_room()
-            self.advance()
+            step = self._samples(FEED_SECONDS)
+            try:
+                for i in range(0, len(samples), step):
+                    await self._take(samples[i : i + step])
+            finally:
+                if self._stop_wanted:
+                    self._stop()
 
     async def commit(self) -> None:
         """Close the open utterance after the last sample that has come."""
@@ -255,11 +255,30 @@ class LiveSession:
             self._close_open()
 
     def stop(self) -> None:
-        """Take no more audio; the rest of the text comes, and then the end."""
+        """Take no more audio; the rest of the text comes, and then the end. What is being fed is taken first."""
+        self._stop_wanted = True
+        if not self._feeding.locked():
+            self._stop()
+
+    def _stop(self) -> None:
         if not self._stopping:
             self._stopping = True
             self.profile.stopped = time.monotonic()
+            self._cut_at_limit(self._machine.received)
             self._apply(self._machine.stop())
+
+    async def _take(self, samples: Samples) -> None:
+        """Take a short piece of audio."""
+        self._machine.audio(len(samples))
+        self._audio.append(samples)
+        if self._endpointer is not None:
+            await self._find_utterances()
+        else:
+            if self._machine.state == machine.State.QUIET:
+                self._apply(self._machine.open(self._machine.received - len(samples)))
+            self._cut_at_limit(self._machine.received)
+        self._make_room()
+        self.advance()
 
     def fail(self, error: StenoError) -> None:
         """End the session with an error of its audio; one that takes no more of it goes on to its end."""
@@ -304,12 +323,22 @@ class LiveSession:
             return
         frames = self._audio.cut_out(self._scanned, self._scanned + count)
         began = time.monotonic()
-        probabilities = await self._sessions.listener.feed(self._voice_activity, frames)
+        try:
+            probabilities = await self._sessions.listener.feed(self._voice_activity, frames)
+        except Exception as error:
+            logger.exception("%s: voice activity failed", self._id)
+            failure = TranscriptionFailedError(f"The transcription failed: {type(error).__name__}.")
+            self.fail(failure)
+            raise failure from error
         self.profile.vad += time.monotonic() - began
         self._scanned += count
         for edge in self._endpointer.feed(probabilities):
-            self._apply(self._machine.open(edge.at) if edge.kind == "open" else self._machine.close(edge.at))
-            self._cut_at_limit()
+            if edge.kind == "open":
+                self._apply(self._machine.open(edge.at))
+            else:
+                self._cut_at_limit(edge.at, endpointer=False)
+                self._apply(self._machine.close(edge.at))
+        self._cut_at_limit(self._scanned)
 
     def _close_open(self) -> None:
         at = self._machine.received
@@ -317,12 +346,13 @@ class LiveSession:
             self._endpointer.close(at)
         self._apply(self._machine.close(at))
 
-    def _cut_at_limit(self) -> None:
-        while (found := self._machine.cut_range) is not None:
+    def _cut_at_limit(self, known: int, *, endpointer: bool = True) -> None:
+        """Cut the open utterance while it is longer than its limit within what is known of the audio."""
+        while (found := self._machine.cut_range(known)) is not None:
             earliest, latest = found
             searched = self._audio.cut_out(earliest, latest)
             at = earliest + quietest(searched, self._samples(QUIET_SECONDS))
-            if self._endpointer is not None:
+            if self._endpointer is not None and endpointer:
                 self._endpointer.cut(at)
             self._apply(self._machine.cut(at))
 
@@ -389,6 +419,8 @@ class LiveSession:
 
     def _request(self, job: machine.Decode, samples: Samples) -> DecodeRequest:
         language = job.language or self._options.language
+        if (peak := np.abs(samples).max(initial=0.0)) > 1:  # floating point samples may be louder than loud
+            samples = samples / peak
         return DecodeRequest(
             id=f"{self._id}-{job.job}",
             samples=samples,
@@ -434,6 +466,10 @@ class LiveSession:
         raise AssertionError("an engine ends a request with its outcome")
 
     async def _final(self, job: machine.Decode, samples: Samples) -> Hypothesis | None:
+        async with self._finals:
+            return await self._decode_final(job, samples)
+
+    async def _decode_final(self, job: machine.Decode, samples: Samples) -> Hypothesis | None:
         self.profile.finals += 1
         decoder = WindowDecoder(self._engine, stream=False, show=lambda _: None, tell_language=lambda _: None)
         start = job.start / self._rate

@@ -5,11 +5,12 @@ a reader that was away goes on where it was, and is told how many it missed if i
 """
 
 import asyncio
+import logging
 import secrets
 import time
 from collections import deque
-from collections.abc import AsyncGenerator
-from contextlib import ExitStack, aclosing
+from collections.abc import AsyncGenerator, AsyncIterator
+from contextlib import ExitStack, aclosing, asynccontextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,7 +18,10 @@ from app.errors import SequenceGapError, StenoError, UnknownSessionError
 from app.live import LiveSession
 from app.live_events import LiveEvent
 
+logger = logging.getLogger(__name__)
+
 RING_EVENTS = 2000
+MAX_EMPTY_PIECES = 100
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,6 +50,7 @@ class HeldSession:
         self.created = time.time()
         self.next_sequence = 0
         self.readers = 0
+        self.waiting = self.empty_in_a_row = 0
         self.posting = asyncio.Lock()
         self.read_at = self.posted_at = time.monotonic()  # the last time that somebody did
         self.over_at: float | None = None
@@ -60,10 +65,21 @@ class HeldSession:
         self._holding.close()
         await asyncio.wait({self._collecting})
 
-    def posted(self) -> None:
-        """Count a piece of audio that was taken."""
-        self.next_sequence += 1
+    @asynccontextmanager
+    async def turn(self) -> AsyncIterator[None]:
+        """Wait for the pieces of audio before this one."""
+        self.waiting += 1
         self.posted_at = time.monotonic()
+        try:
+            async with self.posting:
+                yield
+        finally:
+            self.waiting -= 1
+
+    def posted(self, *, empty: bool) -> None:
+        """Count a piece of audio that was taken; empty ones do not keep a session alive."""
+        self.next_sequence += 1
+        self.empty_in_a_row = self.empty_in_a_row + 1 if empty else 0
 
     def expects(self, sequence: int) -> bool:
         """Say whether a piece of audio is new; one that was taken already is not.
@@ -182,9 +198,16 @@ class SessionStore:
     async def _sweep(self) -> None:
         while True:
             await asyncio.sleep(min(1.0, self.grace_seconds / 4))
-            now = time.monotonic()
             for held in list(self._sessions.values()):
-                if not held.readers and now - held.read_at > self.grace_seconds:
-                    await self.remove(held)
-                elif now - held.posted_at > self._idle_seconds:
-                    held.session.stop()
+                try:
+                    await self._look_after(held)
+                except Exception:
+                    logger.exception("%s: not looked after", held.id)
+
+    async def _look_after(self, held: HeldSession) -> None:
+        now = time.monotonic()
+        is_unread = not held.readers and now - held.read_at > self.grace_seconds
+        if is_unread or (held.over_at is not None and now - held.over_at > self.grace_seconds):
+            await self.remove(held)
+        elif now - held.posted_at > self._idle_seconds or held.empty_in_a_row > MAX_EMPTY_PIECES:
+            held.session.stop()

@@ -1,6 +1,7 @@
 """A live session over one request: audio goes in as the body, events come out while it is still being sent."""
 
 import asyncio
+import logging
 import time
 from collections.abc import AsyncGenerator
 from contextlib import AsyncExitStack, aclosing, suppress
@@ -12,7 +13,7 @@ from starlette.requests import ClientDisconnect
 
 from app.audio.arriving import ArrivingStream
 from app.audio.decode import AudioReader, RawFormat
-from app.errors import StenoError, UnsupportedValueError, UploadBrokenError, UploadStalledError
+from app.errors import StenoError, TranscriptionFailedError, UnsupportedValueError, UploadBrokenError, UploadStalledError
 from app.live import LiveSession
 from app.live_events import LiveDelta, LiveEvent, LivePartial, UtteranceChanged
 from app.services import Services
@@ -25,8 +26,11 @@ from routers.forms import Chunking, TranscriptionForm
 from routers.media import raw_format
 from routers.sse import event_stream
 
+logger = logging.getLogger(__name__)
+
 CHUNK_SECONDS = 0.1  # what is decoded at a time
 PROBE_SECONDS = 20  # longer than the time between pings
+LEAST_SILENCE_SECONDS = 0.1  # that can close an utterance
 LINGER_SECONDS = 0.5  # a client that still writes when its server answers and closes would not read why
 
 
@@ -73,6 +77,7 @@ def endpoints(chunking: Chunking | None) -> EndpointPolicy:
     if chunking is None or chunking.type == "auto":
         return EndpointPolicy()
     silence = chunking.silence_duration_ms / 1000
+    silence = max(silence, LEAST_SILENCE_SECONDS)
     return EndpointPolicy(
         threshold=chunking.threshold,
         before_seconds=chunking.prefix_padding_ms / 1000,
@@ -112,7 +117,8 @@ class _Body:
                 async with asyncio.timeout(self._idle_seconds):
                     chunk = await anext(chunks)
                 with suppress(TimeoutError):
-                    await asyncio.wait_for(self.stream.wait_for_room(), PROBE_SECONDS)
+                    async with asyncio.timeout(PROBE_SECONDS):
+                        await self.stream.wait_for_room()
                 self.stream.write(chunk)
         except StopAsyncIteration:
             self.stream.finish()
@@ -169,8 +175,8 @@ class _Pump:
             reader = await self._cores.call(
                 AudioReader, self._body.stream, rate=self._rate, max_seconds=self._max_seconds, raw=self._raw, live=True
             )
-        except StenoError as error:
-            self._opened.set_result(error)
+        except Exception as error:
+            self._opened.set_result(_as_ours(error))
             return
         self._opened.set_result(None)
         try:
@@ -179,10 +185,17 @@ class _Pump:
             self._session.stop()
         except UploadBrokenError:
             self._session.close()
-        except StenoError as error:
-            self._session.fail(error)
+        except Exception as error:
+            self._session.fail(_as_ours(error))
         finally:
             reader.close()
+
+
+def _as_ours(error: Exception) -> StenoError:
+    if isinstance(error, StenoError):
+        return error
+    logger.error("a live session's audio could not be taken", exc_info=error)
+    return TranscriptionFailedError(f"The transcription failed: {type(error).__name__}.")
 
 
 async def _events(session: LiveSession, form: TranscriptionForm, task: Task) -> AsyncGenerator[dict[str, Any], None]:

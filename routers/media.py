@@ -7,6 +7,8 @@ from app.errors import InvalidInputError
 
 MIN_RATE, MAX_RATE = 8_000, 48_000
 MAX_CHANNELS = 8
+MAX_TYPE_CHARACTERS = 256
+MAX_DIGITS = 9
 _ENCODINGS = {
     "s16le": "s16le",
     "pcm_s16le": "s16le",
@@ -38,6 +40,8 @@ def raw_format(content_type: str) -> RawFormat | None:
         InvalidInputError: if the type does not say all, or what cannot be decoded.
 
     """
+    if len(content_type) > MAX_TYPE_CHARACTERS:
+        raise _refusal("it is too long")
     message = Message()
     message["content-type"] = content_type
     kind = message.get_content_type()
@@ -59,7 +63,7 @@ def _number(message: Message, name: str, default: int | None) -> int:
     value = message.get_param(name)
     if value is None and default is not None:
         return default
-    if not str(value).isdecimal():
+    if not str(value).isdecimal() or len(str(value)) > MAX_DIGITS:
         raise _refusal(f"{name} must be given as a number, as in audio/pcm;rate=16000")
     return int(str(value))
 

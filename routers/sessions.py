@@ -29,16 +29,20 @@ from app.session_store import HeldSession, Missed
 from app.speech.endpointing import EndpointPolicy
 from app.transcript import Transcript
 from routers import formats
+from routers.bodies import read_body
 from routers.dependencies import AnyServices, ReadyServices, RequestId
 from routers.errors import body_of
 from routers.forms import TranscriptionForm, refusal_of
 from routers.live import endpoints
-from routers.media import raw_format
+from routers.media import MAX_DIGITS, raw_format
 from routers.schemas import errors
 from routers.sse import numbered_stream
 
 BINARY = {"type": "string", "format": "binary"}
+MAX_REQUEST_BYTES = 256 * 1024
 MAX_PIECE_BYTES = 4 << 20
+MAX_PIECE_SECONDS = 30
+MAX_WAITING_PIECES = 4
 ROOM_SECONDS = 10.0  # a piece that finds no room for so long is refused, and may come again
 
 router = APIRouter(prefix="/v1/audio/sessions", tags=["live sessions"])
@@ -83,6 +87,7 @@ class _Door:
 
     def __init__(self, form: SessionRequest, raw: RawFormat, rate: int) -> None:
         self.form = form
+        self.raw = raw
         self.decoder = PcmDecoder(raw, rate=rate)
 
 
@@ -133,18 +138,22 @@ async def add_audio(
 ) -> PieceBody:
     """Add a piece of audio. One that was taken before changes nothing; one that comes too early is refused."""
     held = services.sessions.find(session_id)
-    data = await _piece(request)
-    async with held.posting:
+    door: _Door = held.extra
+    if held.waiting >= MAX_WAITING_PIECES:
+        raise UnavailableError("Other pieces of this session are still waiting; come back.", retry_after=2)
+    async with held.turn():
+        data = await read_body(request, max_bytes=MAX_PIECE_BYTES)
+        if len(data) > door.raw.bytes_per_second * MAX_PIECE_SECONDS:
+            raise UploadTooLargeError(door.raw.bytes_per_second * MAX_PIECE_SECONDS, len(data), param="body")
         taken = held.expects(sequence)
         if taken:
-            door: _Door = held.extra
             try:
                 async with asyncio.timeout(ROOM_SECONDS):
                     await held.session.wait_for_room()
             except TimeoutError:
                 raise UnavailableError("The session has more audio than it may keep; come back.", retry_after=2) from None
             await held.session.feed(door.decoder.feed(data))
-            held.posted()
+            held.posted(empty=not data)
     return PieceBody(sequence=sequence, next_sequence=held.next_sequence, taken=taken)
 
 
@@ -191,7 +200,8 @@ async def events(
     held = services.sessions.find(session_id)
     if not secrets.compare_digest(token.encode(), held.token.encode()):
         raise UnknownSessionError(session_id)
-    after = int(last_event_id) if last_event_id and last_event_id.isdecimal() else None
+    known = last_event_id is not None and last_event_id.isdecimal() and len(last_event_id) < MAX_DIGITS
+    after = int(last_event_id) if last_event_id and known else None
     if held.is_read_up(after):
         return Response(status_code=204)
 
@@ -239,18 +249,9 @@ def _event(event: LiveEvent, held: HeldSession, form: SessionRequest) -> dict[st
 
 async def _read(request: Request) -> SessionRequest:
     try:
-        return SessionRequest.model_validate_json(await request.body() or b"{}")
+        return SessionRequest.model_validate_json(await read_body(request, max_bytes=MAX_REQUEST_BYTES) or b"{}")
     except ValidationError as error:
         raise refusal_of(error) from error
-
-
-async def _piece(request: Request) -> bytes:
-    data = b""
-    async for chunk in request.stream():
-        data += chunk
-        if len(data) > MAX_PIECE_BYTES:
-            raise UploadTooLargeError(MAX_PIECE_BYTES, len(data), param="body")
-    return data
 
 
 async def _feed_rest(held: HeldSession) -> None:

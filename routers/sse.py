@@ -5,6 +5,7 @@ nothing is to be said, comment pings keep the connection. The stream ends with `
 after it, so that a broken transcript never looks whole. A client that stops reading is left after a while.
 """
 
+import asyncio
 import json
 import logging
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
@@ -12,7 +13,7 @@ from contextlib import AsyncExitStack, aclosing
 from typing import Any
 
 from sse_starlette import EventSourceResponse
-from sse_starlette.sse import SendTimeoutError
+from sse_starlette.sse import AppStatus, SendTimeoutError
 from starlette.requests import ClientDisconnect
 from starlette.types import Message, Receive, Scope, Send
 
@@ -52,6 +53,11 @@ def numbered_stream(
     return _EventStream(written(), client_left, AsyncExitStack())
 
 
+def let_streams_end() -> None:
+    """Let a server that stops wait for its event streams: sse-starlette would end them in the middle of their text."""
+    AppStatus.disable_automatic_graceful_drain()  # type: ignore[no-untyped-call]
+
+
 class _EventStream(EventSourceResponse):
     def __init__(
         self,
@@ -59,7 +65,7 @@ class _EventStream(EventSourceResponse):
         client_left: Callable[[], Awaitable[None]],
         holding: AsyncExitStack,
     ) -> None:
-        super().__init__(events, ping=PING_SECONDS, send_timeout=SEND_SECONDS, sep="\n")
+        super().__init__(events, ping=PING_SECONDS, sep="\n")
         self._client_left = client_left
         self._holding = holding
 
@@ -68,10 +74,17 @@ class _EventStream(EventSourceResponse):
             await self._client_left()
             return {"type": "http.disconnect"}
 
+        async def send_in_time(message: Message) -> None:
+            try:
+                async with asyncio.timeout(SEND_SECONDS):
+                    await send(message)
+            except TimeoutError as error:
+                raise SendTimeoutError from error
+
         # Not in the generator: one that is never started never closes what it holds.
         async with self._holding:
             try:
-                await super().__call__(scope, receive_disconnect, send)
+                await super().__call__(scope, receive_disconnect, send_in_time)
             except SendTimeoutError:
                 logger.info("%s: the client has stopped reading, and is left", scope["state"]["request_id"])
 

@@ -28,6 +28,7 @@ from routers.schemas import Transcription, Translation, errors, transcripts
 from routers.sse import event_stream
 from routers.uploads import Upload
 
+MAX_HEADER_CHARACTERS = 1000
 EARLY_CHARACTERS = 32_000  # of text, sent to a client that still uploads and so may not read yet
 
 REFUSALS = errors(400, 404, 408, 413, 500, 503)
@@ -95,7 +96,7 @@ async def _answer(request: Request, services: Services, request_id: str, kind: t
 def with_ignored_fields(response: Response, form: TranslationForm) -> Response:
     """Name the fields that meant nothing in the response's header."""
     if form.ignored:
-        response.headers["x-steno-ignored-fields"] = ", ".join(map(quote, form.ignored))
+        response.headers["x-steno-ignored-fields"] = ", ".join(map(quote, form.ignored))[:MAX_HEADER_CHARACTERS]
     return response
 
 

@@ -5,7 +5,6 @@ Fields may come in any order. The body is bounded while it is read, and a client
 
 import asyncio
 import time
-from collections.abc import AsyncIterator
 from types import TracebackType
 from typing import Self, TypeVar
 
@@ -22,14 +21,16 @@ from app.errors import (
     StenoError,
     UnsupportedValueError,
     UploadBrokenError,
-    UploadStalledError,
     UploadTooLargeError,
 )
+from routers import bodies
+from routers.bodies import unless_stalled
 from routers.forms import TranslationForm, plain_name, read_fields
 from routers.media import is_audio
 
 FORM_OVERHEAD_BYTES = 256 * 1024  # what a form may hold beside the file
-STALL_SECONDS = 60  # a client that sends nothing for so long is asleep, and holds a permit
+MAX_FIELDS = 1000
+MAX_TYPE_CHARACTERS = 1000
 WRITE_BYTES = 256 * 1024  # what is written at once when it goes to disk
 
 F = TypeVar("F", bound=TranslationForm)
@@ -155,7 +156,7 @@ class Upload:
         parts: _Parts | _Whole | None = None
         refusal: InvalidInputError | None = None
         read = 0
-        async for chunk in _unless_stalled(self._request.stream()):
+        async for chunk in unless_stalled(self._request.stream(), bodies.STALL_SECONDS):
             if (read := read + len(chunk)) > limit:
                 raise UploadTooLargeError(self._max_file_bytes, read)
             if refusal is not None:
@@ -207,19 +208,9 @@ class Upload:
             self.file.write(data)
 
 
-async def _unless_stalled(chunks: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
-    while True:
-        try:
-            async with asyncio.timeout(STALL_SECONDS):
-                chunk = await anext(chunks)
-        except StopAsyncIteration:
-            return
-        except TimeoutError as error:
-            raise UploadStalledError(STALL_SECONDS) from error
-        yield chunk
-
-
 def _boundary(content_type: str) -> bytes:
+    if len(content_type) > MAX_TYPE_CHARACTERS:
+        raise InvalidInputError("The content type is too long.")
     kind, parameters = parse_options_header(content_type)
     if kind.lower() != b"multipart/form-data":
         raise InvalidInputError(
@@ -274,6 +265,7 @@ class _Parts:
         self._value = bytearray()
         self._is_the_file = False
         self._ended_well = False
+        self._count = self._read = 0  # fields, and their bytes
         self._fields: list[tuple[str, str]] = []
         self._file = bytearray()
         self.file_began = self.file_ended = False
@@ -367,6 +359,10 @@ class _Parts:
         if self._is_the_file:
             self.file_ended = True
         elif self._field is not None:
+            self._read += len(self._field) + len(self._value)
+            self._count += 1
+            if self._count > MAX_FIELDS or self._read > FORM_OVERHEAD_BYTES:
+                raise InvalidInputError(f"The form has more than {MAX_FIELDS} fields, or they are too long.")
             self._fields.append((self._field, self._value.decode(errors="replace")))
 
     def _end(self) -> None:

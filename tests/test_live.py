@@ -2,6 +2,7 @@
 
 import asyncio
 import random
+import threading
 import time
 from collections.abc import Awaitable, Callable
 from contextlib import aclosing
@@ -16,7 +17,7 @@ from app.errors import InvalidInputError, StenoError, TranscriptionFailedError, 
 from app.live import LivePolicy, LiveSession, LiveSessions
 from app.live_events import LiveDelta, LivePartial, UtteranceChanged, UtteranceClosed, UtteranceFinal, UtteranceOpened
 from app.session.agreement import AgreementPolicy
-from app.speech.endpointing import EndpointPolicy
+from app.speech.endpointing import Endpointer, EndpointPolicy
 from app.speech.vad import FRAME_SAMPLES
 from app.transcript import Options, Transcript
 from engine.base import DecodeRequest
@@ -225,6 +226,87 @@ async def test_speech_without_a_pause_is_cut_within_the_window_and_no_sample_is_
     assert 4 <= len(finals) <= 6
     assert max(len(request.samples) for request in engine.submitted) <= 480_000
     assert_deltas_join(events)
+
+
+async def test_a_piece_may_be_longer_than_an_utterance_may_be():
+    audio = np.concatenate([silence(1.0), saying(1, 215), silence(3.0), saying(216, 230), silence(3.0)])
+    heard = []
+    async with FakeEngine(reads) as engine:
+        await engine.wait_ready()
+        for chunk in (1600, len(audio)):
+            engine.submitted.clear()
+            events = await run(start(sessions_on(engine), endpoints=EndpointPolicy()), audio, chunk=chunk)
+            heard.append(assert_deltas_join(events).text.split())
+            assert max(len(request.samples) for request in engine.submitted) <= 480_000
+    assert heard[0] == heard[1] == [f"w{i}" for i in range(1, 231)]
+
+
+async def test_finals_of_a_session_wait_for_each_other():
+    most = 0
+
+    def script(request: DecodeRequest) -> Reply:
+        nonlocal most
+        most = max(most, engine.requests)
+        return replace(reads(request), first_seconds=0.01)
+
+    async with FakeEngine(script) as engine:
+        await engine.wait_ready()
+        session = start(sessions_on(engine, first_seconds=1000.0))
+
+        async def commit(_: int) -> None:
+            await session.commit()
+
+        events = await run(session, saying(1, 30), chunk=WORD, between=commit)
+    assert assert_deltas_join(events).text.split() == [f"w{i}" for i in range(1, 31)]
+    assert most == 2
+
+
+async def test_samples_that_are_louder_than_loud_are_scaled():
+    async with FakeEngine(lambda _: Reply((" loud",))) as engine:
+        await engine.wait_ready()
+        events = await run(start(sessions_on(engine)), np.full(16_000, 40.0, dtype=np.float32))
+    assert assert_deltas_join(events).text == "loud"
+    assert max(np.abs(request.samples).max() for request in engine.submitted) == 1.0
+
+
+def test_an_utterance_never_begins_before_a_commit():
+    """Whether somebody had just begun to speak, or was not heard yet."""
+    for frames_before in (0, 1, 2):
+        endpointer = Endpointer(RATE, EndpointPolicy())
+        assert list(endpointer.feed(np.array([0.0] * 10 + [1.0] * frames_before, dtype=np.float32))) == []
+        commit = (10 + frames_before) * FRAME_SAMPLES + 100
+        assert endpointer.close(commit) is None
+        (opened,) = endpointer.feed(np.ones(5, dtype=np.float32))
+        assert opened == ("open", commit)
+
+
+def test_a_cut_in_silence_closes_after_its_own_beginning():
+    endpointer = Endpointer(RATE, EndpointPolicy())
+    list(endpointer.feed(np.array([1.0] * 30 + [0.0] * 20, dtype=np.float32)))
+    endpointer.cut(45 * FRAME_SAMPLES)
+    (closed,) = endpointer.feed(np.zeros(100, dtype=np.float32))
+    assert closed.at >= 45 * FRAME_SAMPLES
+
+
+async def test_who_is_cancelled_while_a_thread_works_for_him_waits_for_its_end():
+    entered, leave, ended = threading.Event(), threading.Event(), False
+
+    def work() -> None:
+        nonlocal ended
+        entered.set()
+        leave.wait(10)
+        ended = True
+
+    task = asyncio.create_task(Cores(1).call(work))
+    await until(entered.is_set)
+    for _ in range(5):
+        task.cancel()
+        await asyncio.sleep(0)
+    assert not task.done()
+    leave.set()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    assert ended
 
 
 async def test_a_commit_while_somebody_speaks_opens_the_next_utterance_right_there():

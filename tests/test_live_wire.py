@@ -266,7 +266,7 @@ def test_a_flood_is_slowed_and_the_gateways_memory_bounded(gateway: Gateway, mon
     thread.start()
     try:
         (session,) = wait_for_session(gateway)
-        wait_until(lambda: not session._room.is_set())
+        wait_until(lambda: not session._room.is_set(), seconds=300)
         seen = -1
         while sent != seen:  # until the sockets are full too
             seen = sent

@@ -221,11 +221,11 @@ def test_a_cut_never_falls_before_what_a_confirmed_word_comes_from():
     driver(session.open(0))
     for samples, words in ((40, " a b"), (40, " a b c"), (15, " c d e"), (15, " d e f")):
         driver.speak(samples)
-        assert session.cut_range is None
+        assert session.cut_range(session.received) is None
         driver(session.turn())
         driver.hear(words)
     driver.speak(20)
-    earliest, latest = session.cut_range
+    earliest, latest = session.cut_range(session.received)
     assert (earliest, latest) == (95, 120)  # "d" was heard in the first 95; else the last third would do
     cut = driver(session.cut(latest))
     assert [type(effect) for effect in cut] == [Closed, Decode, Opened]
@@ -339,7 +339,7 @@ class World:
                 self.take(session.open(chance.randint(min(earliest, session.received), session.received)))
             case "close" if speaking:
                 self.take(session.close(chance.choice([session.received, chance.randint(start, session.received)])))
-            case "cut" if (found := session.cut_range) is not None:
+            case "cut" if (found := session.cut_range(session.received)) is not None:
                 earliest, latest = found
                 assert start <= earliest <= latest <= session.received
                 self.take(session.cut(chance.randint(earliest, latest)))
@@ -394,7 +394,7 @@ def test_with_client_endpointing_every_sample_is_in_exactly_one_final():
         driver(session.open(0))
         for _ in range(chance.randrange(1, 30)):
             driver.speak(chance.randrange(1, 30))
-            if found := session.cut_range:
+            if found := session.cut_range(session.received):
                 driver(session.cut(chance.randint(*found)))
             driver(session.turn())
             if chance.random() < 0.3 and session.received > session.kept_from:

@@ -188,6 +188,9 @@ def test_pieces_at_another_rate_are_resampled_without_a_seam(gateway: Gateway, a
         ({"language": "qq"}, "language"),
         ({"content_type": "audio/webm"}, "content_type"),
         ({"content_type": "audio/pcm"}, "content-type"),
+        ({"content_type": "audio/pcm;rate=" + "1" * 5000}, "content-type"),
+        ({"content_type": "audio/pcm;rate=" + "1" * 50}, "content-type"),
+        ({"content_type": 'audio/pcm;x="' + ";" * 100_000}, "content-type"),
         ({"colour": "red"}, "colour"),
         ({"endpointing": "never"}, "endpointing"),
     ],
@@ -201,6 +204,15 @@ def test_a_session_that_cannot_be_is_refused_by_field(gateway: Gateway, fields: 
 def test_a_body_that_is_no_json_is_a_400(gateway: Gateway):
     refused = httpx.post(f"{gateway.url}/v1/audio/sessions", content=b"{")
     assert (refused.status_code, refused.json()["error"]["type"]) == (400, "invalid_request_error")
+
+
+def test_bodies_that_are_too_large_are_refused(gateway: Gateway):
+    held = Held(gateway)
+    for size in (31 * 32_000, 5 << 20):
+        refused = held.http.post(f"{held.path}/audio", params={"sequence": 0}, content=bytes(size))
+        assert (refused.status_code, refused.json()["error"]["code"]) == (413, "request_too_large")
+    large = httpx.post(f"{gateway.url}/v1/audio/sessions", content=b"x" * 300_000)
+    assert large.status_code == 413
 
 
 def test_events_are_for_those_who_have_their_address(gateway: Gateway):

@@ -18,7 +18,7 @@ import pytest
 from app.audio.fetch import Fetcher
 from engine.base import DecodeRequest
 from engine.fake import FakeEngine, Reply
-from routers import uploads
+from routers import bodies
 from tests import speech
 from tests.gateway import Gateway, wait_until
 from tests.test_wire import ready_gateway
@@ -222,7 +222,7 @@ def test_a_file_that_turns_out_too_large_is_refused_in_its_middle(client: SlowCl
 
 
 def test_an_upload_that_stands_still_is_a_408(client: SlowClient, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(uploads, "STALL_SECONDS", 0.2)
+    monkeypatch.setattr(bodies, "STALL_SECONDS", 0.2)
     client.send(field("model", "whisper-1") + file_part(LONG)[:20_000])
     assert (client.status(), client.error()["code"]) == (408, "request_timeout")
 
@@ -266,6 +266,12 @@ def test_the_event_loop_keeps_turning_while_large_files_are_decoded(monkeypatch:
 def post_file(gateway: Gateway, file: bytes, **fields: str) -> httpx.Response:
     form = {"model": "whisper-1"} | fields
     return httpx.post(f"{gateway.url}/v1/audio/transcriptions", data=form, files={"file": file}, timeout=600)
+
+
+def test_a_form_of_endless_fields_is_a_400(client: SlowClient):
+    client.send(b"".join(field(f"f{i}", "x") for i in range(1100)) + field("model", "whisper-1") + file_part(LONG) + END)
+    client.end()
+    assert (client.status(), client.error()["type"]) == (400, "invalid_request_error")
 
 
 # --- addresses ----------------------------------------------------------------------------------------------------------

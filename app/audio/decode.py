@@ -62,6 +62,11 @@ class RawFormat:
     rate: int
     channels: int = 1
 
+    @property
+    def bytes_per_second(self) -> int:
+        """How many bytes a second of audio takes."""
+        return self.rate * self.channels * {"f32le": 4, "mulaw": 1, "alaw": 1}.get(self.encoding, 2)
+
 
 class AudioReader:
     """Reads an audio file piece by piece. The file must stay open as long.

@@ -16,6 +16,11 @@ from app.audio.arriving import ArrivingFile
 from app.errors import InvalidInputError, UploadTooLargeError
 
 MAX_REDIRECTS = 3
+# IPv6 that stands for an IPv4 address, which may be private (NAT64, 6to4, Teredo, the compatible ones), and site-local.
+_EMBEDDING = [
+    ipaddress.ip_network(network)
+    for network in ("64:ff9b::/96", "64:ff9b:1::/48", "2002::/16", "2001::/32", "::/96", "fec0::/10")
+]
 CHUNK_BYTES = 256 * 1024
 
 
@@ -69,7 +74,8 @@ class Fetcher:
     def _socket(self, address: tuple[Any, ...]) -> socket.socket:
         family, kind, protocol, _, endpoint = address
         host = ipaddress.ip_address(endpoint[0].split("%")[0])
-        if not self._private and not (host.is_global and not host.is_multicast):
+        is_public = host.is_global and not host.is_multicast and not any(host in network for network in _EMBEDDING)
+        if not self._private and not is_public:
             raise OSError("not a public address")
         return socket.socket(family, kind, protocol)
 

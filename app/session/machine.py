@@ -243,14 +243,16 @@ class Session:
         due = open_.start + pace.first if not open_.decoded_to else open_.decoded_to + pace.step
         return self.received >= due
 
-    @property
-    def cut_range(self) -> tuple[int, int] | None:
-        """Where the open utterance may be cut, if it has reached its limit: after what confirmed words come from."""
+    def cut_range(self, known: int) -> tuple[int, int] | None:
+        """Where the open utterance may be cut, if it reaches its limit within what is known of the audio.
+
+        That is after all that confirmed words come from.
+        """
         if self.state not in (State.SPEAKING, State.GUESSING):
             return None
         open_ = self._utterances[-1]
         latest = open_.start + self._pace.limit
-        if self.received < latest:
+        if known < latest:
             return None
         return max(open_.agreed_to, latest - self._pace.limit // 3), latest
 

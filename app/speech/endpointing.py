@@ -68,15 +68,14 @@ class Endpointer:
                 yield edge
 
     def close(self, at: int) -> Edge | None:
-        """Close the open utterance at a sample, as somebody wants it. If speech goes on, the next one opens right there."""
-        if self._start is None:
-            return None
-        self._start, self._last_end = None, at
-        return Edge("close", at)
+        """Close the open utterance at a sample, as somebody wants it; no utterance begins before it any more."""
+        was_open, self._start, self._last_end = self._start is not None, None, at
+        return Edge("close", at) if was_open else None
 
     def cut(self, at: int) -> None:
         """Begin a new utterance at a sample: the one before has become too long."""
         self._start = self._last_end = at
+        self._speech_end = max(self._speech_end, at)
 
     def _take(self, probability: float) -> Edge | None:
         policy = self._policy
