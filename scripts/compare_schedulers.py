@@ -36,10 +36,18 @@ from engine.sync_batch import Batcher
 RATE = 16_000
 WORD = 5_333  # samples: three words a second
 STEP = 1e-4
-# whisper-large-v3-turbo on an H200 at 40% of its peak: an encoder pass of 30 s, and a step of the decoder.
-ENCODE_SECONDS = 0.0074
-STEP_SECONDS = 0.0018
 ENCODERS_PER_STEP = 16
+
+
+@dataclass(frozen=True)
+class Device:
+    """What a request costs: its encoder pass, and a step of the decoder for each token, which all that decode share.
+
+    By default whisper-large-v3-turbo on an H200 at 40% of its peak, for a window of 30 s.
+    """
+
+    encode_seconds: float = 0.0074
+    step_seconds: float = 0.0018
 
 
 def words_in(request: DecodeRequest) -> Reply:
@@ -68,13 +76,18 @@ class _Work:
 class Continuous(FakeEngine):
     """The device under continuous batching: whoever waits joins at the next step, finals first."""
 
-    def __init__(self) -> None:
+    def __init__(self, device: Device) -> None:
         super().__init__(words_in, concurrency=64)
+        self._device = device
         self._heap: list[_Work] = []
         self._now: list[_Work] = []
         self._numbers = itertools.count()
         self._awake = asyncio.Event()
         self._stepper = asyncio.create_task(self._steps())
+
+    async def __aexit__(self, *error: object) -> None:
+        self._stepper.cancel()
+        await super().__aexit__(*error)  # type: ignore[arg-type]
 
     async def _steps(self) -> None:
         while True:
@@ -85,7 +98,7 @@ class Continuous(FakeEngine):
                 if not work.gone:
                     self._now.append(work)
                     admitted += 1
-            await asyncio.sleep(admitted * ENCODE_SECONDS + STEP_SECONDS)
+            await asyncio.sleep(admitted * self._device.encode_seconds + self._device.step_seconds)
             for work in self._now:
                 work.tokens -= 1
                 if work.tokens <= 0:
@@ -112,13 +125,13 @@ class Continuous(FakeEngine):
 class SyncBatch(FakeEngine):
     """The device behind one synchronous worker."""
 
-    def __init__(self) -> None:
+    def __init__(self, device: Device) -> None:
         super().__init__(words_in, concurrency=10_000)
+        self._device = device
         self._batcher = Batcher(self._run)
 
-    @staticmethod
-    def _run(tokens: list[int]) -> list[None]:
-        time.sleep(len(tokens) * ENCODE_SECONDS + max(tokens) * STEP_SECONDS)
+    def _run(self, tokens: list[int]) -> list[None]:
+        time.sleep(len(tokens) * self._device.encode_seconds + max(tokens) * self._device.step_seconds)
         return [None] * len(tokens)
 
     async def transcribe(self, request: DecodeRequest) -> AsyncGenerator[Delta, None]:
@@ -156,10 +169,10 @@ async def one(sessions: LiveSessions, audio: np.ndarray, delay: float) -> tuple[
     return first or float("nan"), time.monotonic() - stopped, session.profile.partials
 
 
-async def sweep(kind: type[FakeEngine], count: int, seconds: float) -> str:
+async def sweep(kind: type[Continuous] | type[SyncBatch], device: Device, count: int, seconds: float) -> str:
     """Run so many sessions at once, and sum up."""
     audio = np.repeat(np.arange(1, int(seconds * 3) + 1), WORD).astype(np.float32) * np.float32(STEP)
-    async with kind() as engine:
+    async with kind(device) as engine:
         await engine.wait_ready()
         sessions = LiveSessions(engine, voice_activity=LoudIsSpeech, cores=Cores(2), policy=LivePolicy())
         ran = await asyncio.gather(*(one(sessions, audio, i * 0.137 % 1.0) for i in range(count)))
@@ -176,13 +189,16 @@ async def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("sessions", type=int, nargs="*", default=[10, 15, 20, 50])
     parser.add_argument("--seconds", type=float, default=20.0, help="how long each speaks")
+    parser.add_argument("--encode-ms", type=float, default=Device.encode_seconds * 1000, help="an encoder pass")
+    parser.add_argument("--step-ms", type=float, default=Device.step_seconds * 1000, help="a decoder step")
     arguments = parser.parse_args()
+    device = Device(arguments.encode_ms / 1000, arguments.step_ms / 1000)
     print(
         f"{date.today()} {platform.processor() or platform.machine()}, Python {platform.python_version()}: {' '.join(sys.argv)}"
     )
     for count in arguments.sessions:
         for kind in (Continuous, SyncBatch):
-            print(await sweep(kind, count, arguments.seconds), flush=True)
+            print(await sweep(kind, device, count, arguments.seconds), flush=True)
 
 
 if __name__ == "__main__":
