@@ -13,7 +13,7 @@ import asyncio
 import logging
 import time
 from collections import deque
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator, Callable, Iterable
 from contextlib import aclosing
 from dataclasses import dataclass, field, replace
 
@@ -22,9 +22,10 @@ import numpy.typing as npt
 
 from app.admission import Permit
 from app.audio.buffer import SampleBuffer
+from app.audio.decode import not_too_loud
 from app.cores import Cores
 from app.decoding import WindowDecoder
-from app.errors import InvalidInputError, StenoError, TranscriptionFailedError, UnavailableError
+from app.errors import InvalidInputError, StenoError, TranscriptionFailedError
 from app.live_events import (
     LiveDelta,
     LiveEvent,
@@ -45,7 +46,8 @@ from app.speech.vad import FRAME_SAMPLES, VoiceActivity
 from app.speech.windows import QUIET_SECONDS, quietest
 from app.transcribe import translate_engine_error
 from app.transcript import Options, Segment, Stages, TextJoiner, Transcript
-from engine.base import AudioContext, DecodeRequest, Engine, EngineError, Usage
+from app.words import text_of
+from engine.base import AudioContext, DecodeRequest, Engine, EngineError, EngineUnavailableError, Usage
 
 logger = logging.getLogger(__name__)
 
@@ -69,7 +71,6 @@ class LivePolicy:
         free_finals: decode finals without the confirmed words.
         partial_context: how much of the window partials encode; finals follow the engine's own setting.
         buffer_seconds: how much audio a session may keep.
-        idle_seconds: how long a session may send nothing.
         max_seconds: the longest session, in seconds of audio.
         final_places: the engine's places that partials leave free.
 
@@ -81,7 +82,6 @@ class LivePolicy:
     free_finals: bool = False
     partial_context: AudioContext = "true"
     buffer_seconds: float = 90.0
-    idle_seconds: float = 60.0
     max_seconds: float = 3 * 3600.0
     final_places: int = 4
 
@@ -94,7 +94,7 @@ class LiveSessions:
 
     Args:
         engine: decodes.
-        voice_activity: makes what finds speech, for each session; None leaves utterances to the client.
+        voice_activity: makes what finds speech, for each session.
         cores: what may compute at once.
         policy: how sessions are run.
 
@@ -120,7 +120,7 @@ class LiveSessions:
 
         """
         if self.engine.state.phase != "ready":
-            raise UnavailableError(f"The engine is not ready: {self.engine.state}.", retry_after=15)
+            raise translate_engine_error(EngineUnavailableError(self.engine.state))
         voice_activity = self._voice_activity() if endpoints else None
         session = LiveSession(
             self, options, decode_id=f"{request_id}-{permit.number}", voice_activity=voice_activity, endpoints=endpoints
@@ -252,7 +252,10 @@ class LiveSession:
     async def commit(self) -> None:
         """Close the open utterance after the last sample that has come."""
         async with self._feeding:
-            self._close_open()
+            at = self._machine.received
+            if self._endpointer is not None:
+                self._endpointer.close(at)
+            self._apply(self._machine.close(at))
 
     def stop(self) -> None:
         """Take no more audio; the rest of the text comes, and then the end. What is being fed is taken first."""
@@ -340,12 +343,6 @@ class LiveSession:
                 self._apply(self._machine.close(edge.at))
         self._cut_at_limit(self._scanned)
 
-    def _close_open(self) -> None:
-        at = self._machine.received
-        if self._endpointer is not None:
-            self._endpointer.close(at)
-        self._apply(self._machine.close(at))
-
     def _cut_at_limit(self, known: int, *, endpointer: bool = True) -> None:
         """Cut the open utterance while it is longer than its limit within what is known of the audio."""
         while (found := self._machine.cut_range(known)) is not None:
@@ -419,11 +416,9 @@ class LiveSession:
 
     def _request(self, job: machine.Decode, samples: Samples) -> DecodeRequest:
         language = job.language or self._options.language
-        if (peak := np.abs(samples).max(initial=0.0)) > 1:  # floating point samples may be louder than loud
-            samples = samples / peak
         return DecodeRequest(
             id=f"{self._id}-{job.job}",
-            samples=samples,
+            samples=not_too_loud(samples),
             language=language,
             languages=self._options.languages,
             previous_text=self._options.prompt,
@@ -570,13 +565,13 @@ class LiveSession:
         return int(seconds * self._rate)
 
 
-def _text(tokens: list[Token] | tuple[Token, ...]) -> str:
-    return b"".join(token.spelling for token in tokens).decode(errors="replace")
+def _text(tokens: Iterable[Token]) -> str:
+    return text_of(token.spelling for token in tokens)
 
 
 def _tokens(segment: Segment) -> tuple[Token, ...]:
     """Take a segment's tokens; the text of a loop that was cut short is no longer theirs."""
-    if segment.text.strip() != b"".join(segment.spelling).decode(errors="replace").strip():
+    if segment.text.strip() != text_of(segment.spelling).strip():
         return (Token(-1, segment.text.encode()),)
     known = zip(segment.tokens, segment.spelling, segment.logprobs, strict=True)
     return tuple(Token(*token) for token in known)

@@ -99,7 +99,6 @@ def live_policy(settings: Settings) -> LivePolicy:
         free_finals=settings.free_finals,
         partial_context=settings.partial_context,
         buffer_seconds=settings.live_buffer_seconds,
-        idle_seconds=settings.live_idle_seconds,
         max_seconds=settings.max_audio_minutes * 60,
         final_places=settings.engine_concurrency // 4,
     )

@@ -16,7 +16,6 @@ HOP = 160  # samples a frame: 10 ms
 FRAMES_PER_POSITION = 2  # the second convolution of the encoder halves the frames
 SAMPLES_PER_POSITION = HOP * FRAMES_PER_POSITION  # 20 ms
 WINDOW_POSITIONS = 1500  # encoder positions of the 30 s window
-WINDOW_SAMPLES = WINDOW_POSITIONS * SAMPLES_PER_POSITION
 # True length: at least 1.28 s of silence after the audio, without which Whisper loops (whisper-acft issue 5: 64 frames),
 # rounded up so that requests of similar length are encoded together.
 TRAILING_POSITIONS = 64

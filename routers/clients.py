@@ -4,9 +4,15 @@ import asyncio
 from collections.abc import Awaitable, Callable, Coroutine
 from typing import Any, TypeVar
 
-from starlette.requests import ClientDisconnect
+from starlette.requests import ClientDisconnect, Request
 
 T = TypeVar("T")
+
+
+async def disconnected(request: Request) -> None:
+    """Wait until the client has disconnected. The body must have been read, or not be wanted."""
+    while (await request.receive())["type"] != "http.disconnect":
+        pass
 
 
 async def unless_client_leaves(client_left: Callable[[], Awaitable[None]], work: Coroutine[Any, Any, T]) -> T:

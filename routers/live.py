@@ -21,7 +21,8 @@ from app.speech.endpointing import EndpointPolicy
 from app.transcript import TextDelta, Transcript
 from engine.prompts import Task
 from routers import formats
-from routers.clients import unless_client_leaves
+from routers.bodies import unless_stalled
+from routers.clients import disconnected, unless_client_leaves
 from routers.forms import Chunking, TranscriptionForm
 from routers.media import raw_format
 from routers.sse import event_stream
@@ -111,26 +112,21 @@ class _Body:
         await self._gone.wait()
 
     async def _read(self) -> None:
-        chunks = self._request.stream()
         try:
-            while True:
-                async with asyncio.timeout(self._idle_seconds):
-                    chunk = await anext(chunks)
+            async for chunk in unless_stalled(self._request.stream(), self._idle_seconds):
                 with suppress(TimeoutError):
                     async with asyncio.timeout(PROBE_SECONDS):
                         await self.stream.wait_for_room()
                 self.stream.write(chunk)
-        except StopAsyncIteration:
             self.stream.finish()
-        except TimeoutError:
-            self.stream.fail(UploadStalledError(self._idle_seconds))
+        except UploadStalledError as error:
+            self.stream.fail(error)
             return
         except ClientDisconnect:
             self.stream.interrupt()
             self._gone.set()
             return
-        while (await self._request.receive())["type"] != "http.disconnect":
-            pass
+        await disconnected(self._request)
         self._gone.set()
 
 

@@ -16,24 +16,15 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from app.audio.decode import PcmDecoder, RawFormat
 from app.errors import InvalidInputError, StenoError, UnavailableError, UnknownSessionError, UploadTooLargeError
-from app.live_events import (
-    LiveDelta,
-    LiveEvent,
-    LivePartial,
-    UtteranceChanged,
-    UtteranceClosed,
-    UtteranceFinal,
-    UtteranceOpened,
-)
+from app.live_events import LiveDelta, LiveEvent, UtteranceClosed, UtteranceFinal, UtteranceOpened
 from app.session_store import HeldSession, Missed
 from app.speech.endpointing import EndpointPolicy
-from app.transcript import Transcript
-from routers import formats
 from routers.bodies import read_body
+from routers.clients import disconnected
 from routers.dependencies import AnyServices, ReadyServices, RequestId
 from routers.errors import body_of
 from routers.forms import TranscriptionForm, refusal_of
-from routers.live import endpoints
+from routers.live import endpoints, write_event
 from routers.media import MAX_DIGITS, raw_format
 from routers.schemas import errors
 from routers.sse import numbered_stream
@@ -205,11 +196,7 @@ async def events(
     if held.is_read_up(after):
         return Response(status_code=204)
 
-    async def client_left() -> None:
-        while (await request.receive())["type"] != "http.disconnect":
-            pass
-
-    return numbered_stream(_events(held, after), client_left=client_left)
+    return numbered_stream(_events(held, after), client_left=lambda: disconnected(request))
 
 
 async def _events(held: HeldSession, after: int | None) -> AsyncGenerator[tuple[int | None, dict[str, Any]], None]:
@@ -220,31 +207,23 @@ async def _events(held: HeldSession, after: int | None) -> AsyncGenerator[tuple[
                 yield None, {"type": "session.events_missed", "count": item.count}
             elif isinstance(item.event, StenoError):
                 yield item.number, {"type": "error"} | body_of(item.event)
-            elif not isinstance(item.event, LivePartial) or form.wants_partials:
-                yield item.number, _event(item.event, held, form)
+            elif (written := _event(item.event, held, form)) is not None:
+                yield item.number, written
 
 
-def _event(event: LiveEvent, held: HeldSession, form: SessionRequest) -> dict[str, Any]:
-    written: dict[str, Any]
+def _event(event: LiveEvent, held: HeldSession, form: SessionRequest) -> dict[str, Any] | None:
+    """Write an event as every door does, and beside it where utterances begin and end."""
     match event:
         case UtteranceOpened(utterance, start):
-            written = {"type": "utterance.opened", "utterance": utterance, "start": round(start, 3)}
+            return {"type": "utterance.opened", "utterance": utterance, "start": round(start, 3)}
         case UtteranceClosed(utterance, end):
-            written = {"type": "utterance.closed", "utterance": utterance, "end": round(end, 3)}
-        case LiveDelta(utterance, text, _):
-            written = {"type": "transcript.text.delta", "utterance": utterance, "delta": text}
-        case LivePartial(utterance, revision, text):
-            written = {"type": "transcript.text.partial", "utterance": utterance, "revision": revision, "text": text}
-        case UtteranceChanged(utterance, text):
-            written = {"type": "transcript.text.changed", "utterance": utterance, "text": text}
+            return {"type": "utterance.closed", "utterance": utterance, "end": round(end, 3)}
         case UtteranceFinal(segment, utterance, language):
             times = {"start": round(segment.start, 3), "end": round(segment.end, 3)}
-            written = {"type": "utterance.final", "utterance": utterance, "text": segment.text.strip(), "language": language}
-            written |= times
-        case Transcript():
-            written = formats.done_event(event, form, "transcribe")
-            written |= {"profile": held.session.profile.summary()} if form.wants_profile else {}
-    return written
+            text = {"text": segment.text.strip(), "language": language}
+            return {"type": "utterance.final", "utterance": utterance} | text | times
+    written = write_event(event, held.session, form, "transcribe")
+    return written | {"utterance": event.utterance} if written and isinstance(event, LiveDelta) else written
 
 
 async def _read(request: Request) -> SessionRequest:

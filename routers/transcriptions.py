@@ -123,6 +123,7 @@ class _Transcription:
         self._upload, self._services, self._permit = upload, services, permit
         self._kind, self._request_id = kind, request_id
         self._speech: SpeechReader | None = None
+        self._fields_read = 0
 
     async def begin(self) -> None:
         """Open the file as soon as it begins. An error waits for the end: a client that still writes would not read it.
@@ -135,17 +136,17 @@ class _Transcription:
         await self._upload.file_began()
         if not self._upload.has("model"):
             await self._upload.ended()
-        count = self._upload.field_count
         try:
             await self._open()
         except StenoError:
             await self._upload.ended()
-            if self._upload.field_count == count:
+            if self._upload.field_count == self._fields_read:
                 raise
             await self._open()
 
     async def _open(self) -> None:
         self.close()
+        self._fields_read = self._upload.field_count
         self.form = self._upload.form(self._kind)
         self._services.model(self.form.model)
         self._services.transcriber.check(self.form.options(self.task))
@@ -186,7 +187,10 @@ class _Transcription:
             await self._open()
 
     def _has_changed(self) -> bool:
-        """Read the fields again, and say whether the work at hand is not what they ask for."""
+        """Read the fields again if more have come, and say whether the work at hand is not what they ask for."""
+        if self._upload.field_count == self._fields_read:
+            return False
+        self._fields_read = self._upload.field_count
         before, self.form = self.form, self._upload.form(self._kind)
         self._services.model(self.form.model)
         return (before.options(self.task), before.policy) != (self.form.options(self.task), self.form.policy)

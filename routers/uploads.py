@@ -25,6 +25,7 @@ from app.errors import (
 )
 from routers import bodies
 from routers.bodies import unless_stalled
+from routers.clients import disconnected
 from routers.forms import TranslationForm, plain_name, read_fields
 from routers.media import is_audio
 
@@ -121,8 +122,7 @@ class Upload:
             if not isinstance(self._body_error, ClientDisconnect):
                 await asyncio.Future()
             return
-        while (await self._request.receive())["type"] != "http.disconnect":
-            pass
+        await disconnected(self._request)
 
     # --- reading ------------------------------------------------------------------------------------------------------
 
@@ -221,15 +221,37 @@ def _boundary(content_type: str) -> bytes:
     return parameters[b"boundary"]
 
 
-class _Whole:
+class _Received:
+    """What has been read of a body, until it is taken: fields, and bytes of the file."""
+
+    def __init__(self) -> None:
+        self._fields: list[tuple[str, str]] = []
+        self._file = bytearray()
+        self.file_began = self.file_ended = False
+
+    @property
+    def waiting(self) -> int:
+        """How many bytes of the file have been read and not taken."""
+        return len(self._file)
+
+    def take_fields(self) -> list[tuple[str, str]]:
+        """Return the fields that have been read since the last call."""
+        taken, self._fields = self._fields, []
+        return taken
+
+    def take_file(self) -> bytes:
+        """Return what has been read of the file since the last call."""
+        taken, self._file = self._file, bytearray()
+        return bytes(taken)
+
+
+class _Whole(_Received):
     """A body that is the file itself; its fields are the query's."""
 
-    file_began = True
-
     def __init__(self, fields: list[tuple[str, str]]) -> None:
+        super().__init__()
         self._fields = fields
-        self._file = b""
-        self.file_ended = False
+        self.file_began = True
 
     def feed(self, chunk: bytes) -> None:
         """Take what has come."""
@@ -239,26 +261,12 @@ class _Whole:
     def end(self) -> None:
         """Nothing is missing."""
 
-    @property
-    def waiting(self) -> int:
-        """How many bytes of the file have been read and not taken."""
-        return len(self._file)
 
-    def take_fields(self) -> list[tuple[str, str]]:
-        """Return the fields, once."""
-        taken, self._fields = self._fields, []
-        return taken
-
-    def take_file(self) -> bytes:
-        """Return what has been read of the file since the last call."""
-        taken, self._file = self._file, b""
-        return taken
-
-
-class _Parts:
+class _Parts(_Received):
     """Takes a body apart. Files beside `file` are passed over."""
 
     def __init__(self, boundary: bytes) -> None:
+        super().__init__()
         self._headers: dict[bytes, bytes] = {}
         self._header_name = self._header_value = b""
         self._field: str | None = None  # the part at hand is this field; else it is a file
@@ -266,9 +274,6 @@ class _Parts:
         self._is_the_file = False
         self._ended_well = False
         self._count = self._read = 0  # fields, and their bytes
-        self._fields: list[tuple[str, str]] = []
-        self._file = bytearray()
-        self.file_began = self.file_ended = False
         try:
             self._parser = MultipartParser(
                 boundary,
@@ -307,21 +312,6 @@ class _Parts:
         """
         if not self._ended_well:
             raise InvalidInputError("The multipart form cannot be read: it ends in the middle.")
-
-    @property
-    def waiting(self) -> int:
-        """How many bytes of the file have been read and not taken."""
-        return len(self._file)
-
-    def take_fields(self) -> list[tuple[str, str]]:
-        """Return the fields that have been read since the last call."""
-        taken, self._fields = self._fields, []
-        return taken
-
-    def take_file(self) -> bytes:
-        """Return what has been read of the file since the last call."""
-        taken, self._file = self._file, bytearray()
-        return bytes(taken)
 
     def _begin_part(self) -> None:
         self._headers, self._value = {}, bytearray()

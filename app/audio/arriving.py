@@ -19,7 +19,56 @@ HEAD_BYTES = 256  # enough to tell a format
 _FRONT_TO_BACK = (b"RIFF", b"RF64", b"fLaC", b"OggS", b"\x1aE\xdf\xa3", b"ID3")
 
 
-class ArrivingFile:
+class _Arriving:
+    """Bytes that one side still writes while another waits for them.
+
+    Args:
+        idle: held while a read waits.
+
+    """
+
+    def __init__(self, idle: Callable[[], AbstractContextManager[None]]) -> None:
+        self._idle = idle
+        self._changed = threading.Condition()
+        self._position = 0
+        self._error: Exception | None = None
+        self.complete = False
+        self.waited = 0.0  # seconds, by reads
+
+    def finish(self) -> None:
+        """Say that all has come."""
+        with self._changed:
+            self.complete = True
+            self._changed.notify_all()
+
+    def fail(self, error: Exception) -> None:
+        """Say that no more will come; reads raise `error` from now on."""
+        with self._changed:
+            self._error = error
+            self._changed.notify_all()
+
+    def tell(self) -> int:
+        """Return how far was read."""
+        return self._position
+
+    def _wait_until(self, is_enough: Callable[[], bool]) -> None:
+        """Wait until enough has come, or all, or it has failed; then raise what it failed with."""
+
+        def is_settled() -> bool:
+            return self._error is not None or self.complete or is_enough()
+
+        with self._changed:
+            waits = not is_settled()
+        if waits:
+            began = time.monotonic()
+            with self._idle(), self._changed:
+                self._changed.wait_for(is_settled)
+            self.waited += time.monotonic() - began
+        if self._error is not None:
+            raise self._error
+
+
+class ArrivingFile(_Arriving):
     """A binary file for `app.audio.decode.AudioReader`, and for whoever receives its bytes.
 
     Args:
@@ -28,14 +77,10 @@ class ArrivingFile:
     """
 
     def __init__(self, *, idle: Callable[[], AbstractContextManager[None]] = nullcontext) -> None:
-        self._idle = idle
+        super().__init__(idle)
         self._spool = SpooledTemporaryFile(max_size=MEMORY_BYTES)  # noqa: SIM115 - closed by `close`
-        self._changed = threading.Condition()
-        self._position = 0
         self._interrupted = False
-        self._error: Exception | None = None
         self.size = 0
-        self.complete = False
 
     # --- the writer's side --------------------------------------------------------------------------------------------
 
@@ -50,18 +95,6 @@ class ArrivingFile:
             self._spool.seek(self.size)
             self._spool.write(data)
             self.size += len(data)
-            self._changed.notify_all()
-
-    def finish(self) -> None:
-        """Say that all has come."""
-        with self._changed:
-            self.complete = True
-            self._changed.notify_all()
-
-    def fail(self, error: Exception) -> None:
-        """Say that no more will come; reads raise `error` from now on."""
-        with self._changed:
-            self._error = error
             self._changed.notify_all()
 
     def close(self) -> None:
@@ -104,10 +137,6 @@ class ArrivingFile:
         self._position = max(0, base + offset)
         return self._position
 
-    def tell(self) -> int:
-        """Return the position."""
-        return self._position
-
     def seekable(self) -> bool:
         """Whether FFmpeg should look around in the file."""
         self._wait_for(HEAD_BYTES)
@@ -117,20 +146,7 @@ class ArrivingFile:
 
     def _wait_for(self, size: int | None) -> None:
         """Wait until so many bytes have come, or all."""
-
-        def is_enough() -> bool:
-            return self.complete or (size is not None and self.size >= size)
-
-        def is_settled() -> bool:
-            return self._error is not None or self._interrupted or is_enough()
-
-        with self._changed:
-            waits = not is_settled()
-        if waits:
-            with self._idle(), self._changed:
-                self._changed.wait_for(is_settled)
-        if self._error is not None:
-            raise self._error
+        self._wait_until(lambda: self._interrupted or (size is not None and self.size >= size))
         if self._interrupted:
             raise UploadBrokenError
 
@@ -143,7 +159,7 @@ def _is_front_to_back(head: bytes) -> bool:
     return head.startswith(_FRONT_TO_BACK)
 
 
-class ArrivingStream:
+class ArrivingStream(_Arriving):
     """Bytes that are read once, from front to back, while they arrive. Who writes them waits for room first.
 
     Args:
@@ -153,16 +169,12 @@ class ArrivingStream:
     """
 
     def __init__(self, *, idle: Callable[[], AbstractContextManager[None]] = nullcontext, capacity: int = 64 * 1024) -> None:
-        self._idle, self._capacity = idle, capacity
+        super().__init__(idle)
+        self._capacity = capacity
         self._loop = asyncio.get_running_loop()
         self._room = asyncio.Event()
         self._room.set()
-        self._changed = threading.Condition()
         self._waiting = bytearray()
-        self._position = 0
-        self._complete = False
-        self._error: Exception | None = None
-        self.waited = 0.0  # seconds, by reads
 
     async def wait_for_room(self) -> None:
         """Wait while there are too many bytes."""
@@ -176,17 +188,9 @@ class ArrivingStream:
                 self._room.clear()
             self._changed.notify_all()
 
-    def finish(self) -> None:
-        """Say that all has come."""
-        with self._changed:
-            self._complete = True
-            self._changed.notify_all()
-
     def fail(self, error: Exception) -> None:
         """Say that no more will come; reads raise `error` from now on."""
-        with self._changed:
-            self._error = error
-            self._changed.notify_all()
+        super().fail(error)
         self._room.set()
 
     def interrupt(self) -> None:
@@ -200,20 +204,8 @@ class ArrivingStream:
             Exception: what `fail` was told.
 
         """
-
-        def is_settled() -> bool:
-            return bool(self._waiting) or self._complete or self._error is not None
-
+        self._wait_until(lambda: bool(self._waiting))
         with self._changed:
-            waits = not is_settled()
-        if waits:
-            began = time.monotonic()
-            with self._idle(), self._changed:
-                self._changed.wait_for(is_settled)
-            self.waited += time.monotonic() - began
-        with self._changed:
-            if self._error is not None:
-                raise self._error
             data = bytes(self._waiting[:size])
             del self._waiting[:size]
             self._position += len(data)
@@ -224,10 +216,6 @@ class ArrivingStream:
     def seek(self, _offset: int, _whence: int = 0, /) -> int:
         """Refuse: what was read is gone."""
         raise OSError("a stream cannot seek")
-
-    def tell(self) -> int:
-        """Return how many bytes were read."""
-        return self._position
 
     def seekable(self) -> bool:
         """Say no."""

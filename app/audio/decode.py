@@ -217,9 +217,20 @@ def _resampled(frames: Iterator[av.AudioFrame], rate: int) -> Iterator[Samples]:
 
 def _means(frames: list[av.AudioFrame]) -> Iterator[Samples]:
     for frame in frames:
-        block = frame.to_ndarray().reshape(-1, frame.layout.nb_channels).mean(axis=1, dtype=np.float32)
-        block[~(np.abs(block) < ABSURD)] = 0.0  # NaN compares false
-        yield block
+        yield _mono(frame.to_ndarray().reshape(-1, frame.layout.nb_channels))
+
+
+def _mono(samples: npt.NDArray[Any]) -> Samples:
+    """Average the channels of samples, shape (n, channels), and silence what is damage."""
+    block: Samples = samples.mean(axis=1, dtype=np.float32)
+    block[~(np.abs(block) < ABSURD)] = 0.0  # NaN compares false
+    return block
+
+
+def not_too_loud(samples: Samples) -> Samples:
+    """Scale samples down that exceed 1, as floating point numbers may."""
+    peak = np.abs(samples).max(initial=0.0)
+    return samples / peak if peak > 1 else samples
 
 
 class PcmDecoder:
@@ -245,8 +256,7 @@ class PcmDecoder:
         self._held = data[whole:]
         values = np.frombuffer(data[:whole], self._kind)
         samples = self._table[values] if self._table is not None else values.astype(np.float32) * np.float32(self._scale)
-        samples = samples.reshape(-1, self._form.channels).mean(axis=1, dtype=np.float32)
-        samples[~(np.abs(samples) < ABSURD)] = 0.0  # NaN compares false
+        samples = _mono(samples.reshape(-1, self._form.channels))
         return self._resampled(samples) if self._resampler else samples
 
     def flush(self) -> Samples:

@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from app.speech.vad import FRAME_SAMPLES
-from app.speech.windows import HYSTERESIS, MIN_SPEECH_FRAMES
+from app.speech.windows import SpeechRun
 
 # The longest utterance, in seconds, that so much silence closes (FunASR's realtime server).
 SHRINKING_SILENCE = ((5.0, 2.0), (10.0, 1.5), (15.0, 1.0), (30.0, 0.8))
@@ -57,7 +57,7 @@ class Endpointer:
         self._position = 0
         self._start: int | None = None  # of the open utterance
         self._speech_end = 0
-        self._speaking_frames = 0
+        self._run = SpeechRun(policy.threshold)
         self._last_end = 0  # no utterance begins before it
 
     def feed(self, probabilities: npt.NDArray[np.float32]) -> Iterator[Edge]:
@@ -79,12 +79,10 @@ class Endpointer:
 
     def _take(self, probability: float) -> Edge | None:
         policy = self._policy
-        speaking = probability >= policy.threshold - (HYSTERESIS if self._speaking_frames else 0.0)
-        self._speaking_frames = self._speaking_frames + 1 if speaking else 0
-        if self._speaking_frames >= MIN_SPEECH_FRAMES:
+        if self._run.take(probability):
             self._speech_end = self._position
             if self._start is None:
-                first = self._position - self._speaking_frames * FRAME_SAMPLES
+                first = self._position - self._run.samples
                 self._start = max(self._last_end, first - self._samples(policy.before_seconds))
                 return Edge("open", self._start)
         if self._start is None:

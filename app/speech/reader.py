@@ -4,9 +4,7 @@ import time
 from collections import deque
 from collections.abc import Callable
 
-import numpy as np
-
-from app.audio.decode import AudioReader
+from app.audio.decode import AudioReader, not_too_loud
 from app.speech.vad import FRAME_SAMPLES, VoiceActivity
 from app.speech.windows import CutPolicy, Window, WindowCutter
 
@@ -60,14 +58,11 @@ class SpeechReader:
             self.vad_seconds += time.monotonic() - decoded
             if self._ended:
                 self._found += self._cutter.flush(samples[whole:])
-        return _normalised(self._found.popleft()) if self._found else None
+        if not self._found:
+            return None
+        window = self._found.popleft()
+        return Window(window.start, not_too_loud(window.samples))
 
     def close(self) -> None:
         """Let go of the file."""
         self._audio.close()
-
-
-def _normalised(window: Window) -> Window:
-    """Scale a window down whose samples exceed 1, as files of floating point numbers may."""
-    peak = np.abs(window.samples).max(initial=0.0)
-    return Window(window.start, window.samples / peak) if peak > 1 else window

@@ -24,6 +24,28 @@ MIN_SPEECH_FRAMES = 3  # a click is no speech
 Samples = npt.NDArray[np.float32]
 
 
+@dataclass(slots=True)
+class SpeechRun:
+    """How many frames in a row somebody has spoken, up to the newest one. Pure.
+
+    Speech begins at the threshold, and goes on until its probability is `HYSTERESIS` below.
+    """
+
+    threshold: float
+    frames: int = 0
+
+    def take(self, probability: float) -> bool:
+        """Take a frame, and say whether it is speech and no click."""
+        speaking = probability >= self.threshold - (HYSTERESIS if self.frames else 0.0)
+        self.frames = self.frames + 1 if speaking else 0
+        return self.frames >= MIN_SPEECH_FRAMES
+
+    @property
+    def samples(self) -> int:
+        """The run's length, in samples."""
+        return self.frames * FRAME_SAMPLES
+
+
 @dataclass(frozen=True, slots=True)
 class CutPolicy:
     """How to find windows.
@@ -62,8 +84,11 @@ class WindowCutter:
     _position: int = 0  # stream position up to which speech was looked for
     _window_start: int | None = None
     _speech_end: int = 0  # of the open window
-    _speaking_frames: int = 0
     _last_end: int = 0  # no window begins before it
+    _run: SpeechRun = field(init=False)
+
+    def __post_init__(self) -> None:
+        self._run = SpeechRun(self.policy.threshold)
 
     def feed(self, samples: Samples, probabilities: Samples) -> Iterator[Window]:
         """Take whole frames and yield the windows that they complete."""
@@ -84,11 +109,9 @@ class WindowCutter:
 
     def _take_frame(self, probability: float) -> Iterator[Window]:
         policy = self.policy
-        speaking = probability >= policy.threshold - (HYSTERESIS if self._speaking_frames else 0.0)
-        self._speaking_frames = self._speaking_frames + 1 if speaking else 0
-        if self._speaking_frames >= MIN_SPEECH_FRAMES:
+        if self._run.take(probability):
             if self._window_start is None:
-                first = self._position - self._speaking_frames * FRAME_SAMPLES
+                first = self._position - self._run.samples
                 self._window_start = max(self._last_end, first - self._samples(policy.before_seconds))
             self._speech_end = self._position
         if self._window_start is None:
@@ -128,8 +151,7 @@ class WindowCutter:
         """Drop what no window can need any more."""
         kept = self._window_start
         if kept is None:
-            speaking = self._speaking_frames * FRAME_SAMPLES
-            kept = max(self._last_end, self._position - speaking - self._samples(self.policy.before_seconds))
+            kept = max(self._last_end, self._position - self._run.samples - self._samples(self.policy.before_seconds))
         if kept > self._buffer_start:
             self._buffer = self._buffer[kept - self._buffer_start :].copy()
             self._buffer_start = kept
