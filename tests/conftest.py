@@ -17,7 +17,7 @@ import pytest
 os.environ.update(HF_HUB_OFFLINE="1", VLLM_NO_USAGE_STATS="1", NUMBA_DISABLE_JIT="1")
 
 from app.settings import Settings
-from tests.gateway import Gateway, running_gateway
+from tests.gateway import Gateway, running_gateway, wait_until_idle
 
 START_SECONDS = 40 * 60  # an engine has been seen to take 15 minutes on a busy machine
 # The host takes the CPU away at will: how long an example took says nothing.
@@ -77,6 +77,14 @@ def no_blocking_calls(request: pytest.FixtureRequest, monkeypatch: pytest.Monkey
     monkeypatch.setattr(time, "sleep", refuse_sleep)
     yield
     assert not offences
+
+
+@pytest.fixture
+def nothing_left_behind(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Fail a test after which its module's gateway still works for somebody."""
+    yield
+    if "gateway" in request.fixturenames:
+        wait_until_idle(request.getfixturevalue("gateway"))
 
 
 # --- the gateway ----------------------------------------------------------------------------------------------------

@@ -51,6 +51,12 @@ class Gateway:
         return openai.AsyncOpenAI(base_url=f"{self.url}/v1", api_key="none", max_retries=0, timeout=600, http_client=http)
 
 
+def wait_until_idle(gateway: Gateway) -> None:
+    """Wait until nothing of what clients asked for is left: no request, permit or session."""
+    services = gateway.services
+    wait_until(lambda: gateway.engine.requests == services.admission.in_progress == len(services.live.open) == 0)
+
+
 @contextmanager
 def running_gateway(make_engine: Callable[[], Engine], settings: Settings | None = None) -> Iterator[Gateway]:
     """Serve on a free port of the loopback until left."""

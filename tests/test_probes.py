@@ -603,11 +603,14 @@ def test_clients_that_gave_up_leave_all_places_to_those_who_come():
 
 
 def test_a_short_clip_does_not_wait_for_long_files():
-    """Probe H07: two long files hold no more than their share of the engine."""
-    answered: list[int] = []
+    """Probe H07: two long files hold no more than their share of the engine, and what they send later waits behind the clip."""
+    begun: list[str] = []
+    most = 0
 
     def slow(request: DecodeRequest) -> Reply:
-        answered.append(len(request.samples))
+        nonlocal most
+        begun.append(request.id)
+        most = max(most, gateway.engine.requests)
         return Reply((" a",), first_seconds=0.3)
 
     with ready_gateway(lambda: FakeEngine(slow, concurrency=4), vad=False, windows_per_request=2) as gateway:
@@ -615,10 +618,14 @@ def test_a_short_clip_does_not_wait_for_long_files():
         with ThreadPoolExecutor(2) as pool:
             files = [pool.submit(ask, gateway.url, long, language="en") for _ in range(2)]
             wait_until(lambda: gateway.engine.requests >= 3)
-            before = len(answered)
             assert ask(gateway.url, speech.wav(speech.tone(1.0)), language="en").status_code == 200
-            assert len(answered) - before <= 8  # of forty windows, two turns at most went before it
+            assert not all(file.done() for file in files)
             assert {file.result().status_code for file in files} == {200}
+    submitted = [request.id for request in gateway.engine.submitted]
+    (short,) = [request.id for request in gateway.engine.submitted if len(request.samples) == RATE]
+    assert begun.index(short) == submitted.index(short)
+    assert len(submitted) > 40
+    assert most <= 5
 
 
 def test_more_requests_than_places_are_all_answered():

@@ -6,12 +6,14 @@ The right words are those that were spoken, known from the recordings' sources.
 import asyncio
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 
 import httpx
 import jiwer
@@ -82,6 +84,29 @@ def test_two_windows_keep_every_word_and_double_none_at_the_seam(real_gateway: G
     assert word_error_rate(clip.words, " ".join(heard)) < 0.05
     too_many = {word: n - Counter(said)[word] for word, n in Counter(heard).items() if n > Counter(said)[word] + 1}
     assert not too_many
+
+
+SOUNDS = {
+    "silence": "trim 0 8",
+    "white noise": "synth 8 whitenoise vol 0.1",
+    "brown noise": "synth 8 brownnoise vol 0.5",
+    "music": "synth 4 pluck C4 pluck E4 pluck G4 remix - vol 0.6 repeat 2",
+}
+
+
+@real(28)
+@pytest.mark.parametrize("sound", SOUNDS)
+@pytest.mark.parametrize("stream", [False, True])
+def test_sound_in_which_nobody_speaks_is_an_empty_text(real_gateway: Gateway, sound: str, stream: bool, tmp_path: Path):
+    sox = shutil.which("sox")
+    if sox is None:
+        pytest.skip("sox is not installed")
+    path = tmp_path / "a.wav"
+    source = ["-n", "-r", "16000", "-c", "1", str(path)]
+    subprocess.run([sox, "-R", *source, *SOUNDS[sound].split()], check=True, capture_output=True, timeout=60)
+    assert path.stat().st_size > 16_000 * 2 * 7
+    answer = real_gateway.client().audio.transcriptions.create(model="whisper-1", file=path, stream=stream)
+    assert (list(answer)[-1] if stream else answer).text == ""
 
 
 @real(3, always=True)

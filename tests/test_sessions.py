@@ -11,7 +11,7 @@ import pytest
 
 from engine.fake import FakeEngine
 from tests import speech
-from tests.gateway import Gateway, wait_until
+from tests.gateway import Gateway, wait_until, wait_until_idle
 from tests.test_live import saying
 from tests.test_live_wire import s16le, script, words
 from tests.test_probes import ffmpeg
@@ -27,15 +27,14 @@ def gateway() -> Iterator[Gateway]:
 
 
 @pytest.fixture(autouse=True)
-def nothing_left_behind(request: pytest.FixtureRequest) -> Iterator[None]:
+def no_session_left_behind(request: pytest.FixtureRequest) -> Iterator[None]:
     yield
     if "gateway" in request.fixturenames:
         served: Gateway = request.getfixturevalue("gateway")
         for held in list(served.services.sessions._sessions.values()):
             served.run(served.services.sessions.remove, held)
-        wait_until(
-            lambda: served.engine.requests == served.services.admission.in_progress == len(served.services.sessions) == 0
-        )
+        wait_until_idle(served)
+        assert not len(served.services.sessions)
 
 
 class Held:
@@ -109,6 +108,16 @@ def test_a_reader_that_drops_and_comes_back_misses_nothing_and_sees_nothing_twic
     assert [number for number, _ in got] == list(range(1, len(got) + 1))
     assert told(got) == got[-1][1]["text"] == words(1, 30)
     assert held.http.get(held.body["events_url"], headers={"last-event-id": str(len(got))}).status_code == 204
+
+
+def test_log_probabilities_come_with_each_delta(gateway: Gateway):
+    held = Held(gateway, include=["logprobs"])
+    held.post(saying(1, 5))
+    held.http.post(f"{held.path}/stop")
+    events = [event for _, event in held.events()]
+    deltas = [event for event in events if event["type"] == "transcript.text.delta"]
+    assert [entry["token"] for event in deltas for entry in event["logprobs"]] == [f" w{i}" for i in range(1, 6)]
+    assert {event["utterance"] for event in deltas} == {0}
 
 
 def test_several_readers_see_the_same(gateway: Gateway):

@@ -53,12 +53,7 @@ def gateway() -> Iterator[Gateway]:
         yield gateway
 
 
-@pytest.fixture(autouse=True)
-def nothing_left_behind(request: pytest.FixtureRequest) -> Iterator[None]:
-    yield
-    if "gateway" in request.fixturenames:
-        served: Gateway = request.getfixturevalue("gateway")
-        wait_until(lambda: served.engine.requests == served.services.admission.in_progress == 0)
+pytestmark = pytest.mark.usefixtures("nothing_left_behind")
 
 
 def post(gateway: Gateway, fields: dict | None = None, *, file: bytes | None = ONE_SECOND, name: str = "a.wav", **options):
