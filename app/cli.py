@@ -248,6 +248,14 @@ def models(settings: Settings) -> None:
     out.print(table)
 
 
+@app.command(context_settings={"allow_extra_args": True, "ignore_unknown_options": True}, add_help_option=False)
+def bench(context: typer.Context) -> None:
+    """Measure how many requests and live streams a server carries."""
+    from bench.cli import app as measure
+
+    measure(context.args, prog_name="steno bench")
+
+
 # --- starting -------------------------------------------------------------------------------------------------------
 
 

@@ -389,8 +389,8 @@ class LiveSession:
                 case machine.Changed(utterance, tokens):
                     self._spoken[utterance] = list(tokens)
                     self._tell(UtteranceChanged(utterance, _text(tokens).strip()))
-                case machine.Tail(utterance, revision, text):
-                    self._tell(LivePartial(utterance, revision, text.strip()))
+                case machine.Tail(utterance, revision, text, heard_to):
+                    self._tell(LivePartial(utterance, revision, text.strip(), heard_to / self._rate))
                 case machine.Failed(error):
                     self._end(error if isinstance(error, StenoError) else TranscriptionFailedError(str(error)))
                 case machine.Ended():

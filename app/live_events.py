@@ -35,11 +35,15 @@ class LiveDelta:
 
 @dataclass(frozen=True, slots=True)
 class LivePartial:
-    """What is heard after the text that was told; it replaces the partial before. `revision` rises within an utterance."""
+    """What is heard after the text that was told; it replaces the partial before. `revision` rises within an utterance.
+
+    `seconds` of the session's audio are in it.
+    """
 
     utterance: int
     revision: int
     text: str
+    seconds: float
 
 
 @dataclass(frozen=True, slots=True)

@@ -53,6 +53,24 @@ def progress_event(progress: Progress) -> dict[str, Any]:
     return {"type": "transcript.progress", "seconds": round(progress.seconds, 3)}
 
 
+def chunk_events(event: dict[str, Any], *, request_id: str, created: int, model: str) -> list[dict[str, Any]]:
+    """Write an event as vLLM's own server does: chunks like those of a chat, of which the last has the usage."""
+    chunk = {"id": request_id, "object": "transcription.chunk", "created": created, "model": model}
+    match event:
+        case {"type": "transcript.text.delta", "delta": text}:
+            return [chunk | {"choices": [{"index": 0, "delta": {"content": text}, "finish_reason": None}]}]
+        case {"type": "transcript.text.done", "usage": spent}:
+            usage = {
+                "prompt_tokens": spent["input_tokens"],
+                "completion_tokens": spent["output_tokens"],
+                "total_tokens": spent["total_tokens"],
+            }
+            last = {"choices": [{"index": 0, "delta": {"content": ""}, "finish_reason": "stop"}]}
+            return [chunk | last, chunk | {"choices": [], "usage": usage}]
+        case _:
+            return []
+
+
 def server_timing(transcript: Transcript, *, receive: float, total: float) -> str:
     """Write the header `Server-Timing` (W3C): where the time of a request went, in milliseconds.
 

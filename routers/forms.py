@@ -112,6 +112,9 @@ class TranscriptionForm(TranslationForm):
     languages: list[str] = Field([], description="When several are spoken: each stretch of speech is taken for one of these.")
     stream: bool = Field(False, description="Send text as server-sent events while it is decoded.")
     stream_progress: bool = Field(False, description="Add events that tell how many seconds are transcribed.")
+    stream_include_usage: bool = Field(
+        False, description="Send vLLM's chunks, with the usage in the last, instead of OpenAI's events: for `vllm bench serve`."
+    )
     timestamp_granularities: list[Literal["word", "segment"]] = Field(
         ["segment"], description="Whose times are wanted; needs verbose_json."
     )
@@ -169,6 +172,11 @@ class TranscriptionForm(TranslationForm):
     def wants_progress(self) -> bool:
         """Whether events shall tell how far the work is."""
         return self.stream_progress
+
+    @property
+    def wants_chunks(self) -> bool:
+        """Whether the client reads vLLM's chunks instead of OpenAI's events."""
+        return self.stream_include_usage
 
     @field_validator("language")
     @classmethod

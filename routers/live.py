@@ -207,8 +207,9 @@ def write_event(event: LiveEvent, session: LiveSession, form: TranscriptionForm,
         case LiveDelta(_, text, tokens):
             spelling, logprobs = tuple(t.spelling for t in tokens), tuple(t.logprob for t in tokens)
             return formats.delta_event(TextDelta(text, spelling, logprobs), form)
-        case LivePartial(utterance, revision, text) if form.wants_partials:
-            return {"type": "transcript.text.partial", "utterance": utterance, "revision": revision, "text": text}
+        case LivePartial(utterance, revision, text, seconds) if form.wants_partials:
+            partial = {"utterance": utterance, "revision": revision, "text": text, "seconds": round(seconds, 3)}
+            return {"type": "transcript.text.partial"} | partial
         case UtteranceChanged(utterance, text):
             return {"type": "transcript.text.changed", "utterance": utterance, "text": text}
         case Transcript():

@@ -80,11 +80,13 @@ async def _answer(request: Request, services: Services, request_id: str, kind: t
         holding.callback(work.close)
         await unless_client_leaves(upload.client_left, work.begin())
         if work.form.streams:
-            response: Response = event_stream(_events(work, upload), client_left=upload.client_left, holding=holding.pop_all())
+            events = _in_dialect(_events(work, upload), work, request_id)
+            response: Response = event_stream(events, client_left=upload.client_left, holding=holding.pop_all())
         else:
             transcript = await unless_client_leaves(upload.client_left, _last(work.items()))
             if work.form.streams:  # said after the file
-                response = event_stream(_events_of(transcript, work), client_left=upload.client_left, holding=holding.pop_all())
+                events = _in_dialect(_events_of(transcript, work), work, request_id)
+                response = event_stream(events, client_left=upload.client_left, holding=holding.pop_all())
             else:
                 response = formats.respond(transcript, work.form, task)
             response.headers["Server-Timing"] = formats.server_timing(
@@ -228,3 +230,17 @@ async def _events_of(transcript: Transcript, work: _Transcription) -> AsyncGener
     if transcript.text:
         yield formats.delta_event(TextDelta(transcript.text), work.form)
     yield formats.done_event(transcript, work.form, work.task)
+
+
+async def _in_dialect(
+    events: AsyncGenerator[dict[str, Any], None], work: _Transcription, request_id: str
+) -> AsyncGenerator[dict[str, Any], None]:
+    """Send OpenAI's events as they are, or as the chunks that a client of vLLM asked for."""
+    created = int(time.time())
+    async with aclosing(events):
+        async for event in events:
+            if not (isinstance(work.form, TranscriptionForm) and work.form.wants_chunks):
+                yield event
+                continue
+            for chunk in formats.chunk_events(event, request_id=request_id, created=created, model=work.form.model):
+                yield chunk

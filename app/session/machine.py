@@ -151,11 +151,15 @@ class Changed:
 
 @dataclass(frozen=True, slots=True)
 class Tail:
-    """The text after the confirmed one, as it is heard now; it replaces the tail before. `revision` rises."""
+    """The text after the confirmed one, as it is heard now; it replaces the tail before. `revision` rises.
+
+    It was heard from the session's audio up to the sample `heard_to`.
+    """
 
     utterance: int
     revision: int
     text: str
+    heard_to: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -386,7 +390,8 @@ class Session:
         utterance.heard_to = utterance.decoded_to
         if new or utterance.agreement.tail_text != before:
             utterance.revision += 1
-            self._effects.append(Tail(utterance.number, utterance.revision, utterance.agreement.tail_text))
+            tail = Tail(utterance.number, utterance.revision, utterance.agreement.tail_text, utterance.heard_to)
+            self._effects.append(tail)
 
     def _keep_final(self, utterance: _Utterance, hypothesis: Hypothesis | None) -> None:
         utterance.job = None
