@@ -8,6 +8,9 @@
     |  |- UploadStalledError
     |  |- UploadBrokenError
     |  |- SequenceGapError
+    |  |- BenchRunningError
+    |  |- UnknownBenchError
+    |  |- ForbiddenError
     |  |- UnknownSessionError
     |  `- UnknownModelError
     |- UnavailableError        we cannot take it now; `retry_after` says when to come back
@@ -94,6 +97,24 @@ class SequenceGapError(InvalidInputError):
         super().__init__(
             f"Audio with sequence {sequence} came, and {expected} is expected.", param="sequence", code="sequence_gap"
         )
+
+
+class UnknownBenchError(InvalidInputError):
+    """There is no such run of the bench."""
+
+    def __init__(self, run_id: str) -> None:
+        super().__init__(f"There is no run `{run_id[:64]}`.", param="run_id", code="bench_not_found")
+
+
+class BenchRunningError(InvalidInputError):
+    """A run of the bench is in progress, and two at once would measure each other."""
+
+    def __init__(self, run_id: str) -> None:
+        super().__init__(f"The run `{run_id}` is in progress: wait for its end, or delete it.", code="bench_running")
+
+
+class ForbiddenError(InvalidInputError):
+    """This client may not do that here."""
 
 
 class UnavailableError(StenoError):

@@ -7,7 +7,7 @@ from fastapi import FastAPI
 from fastapi.middleware.cors import CORSMiddleware
 
 from app.services import Services
-from routers import errors, health, models, sessions, transcriptions
+from routers import bench, errors, health, models, sessions, transcriptions
 from routers.request_id import RequestIdMiddleware
 
 
@@ -16,7 +16,7 @@ def create_app(services: Services) -> FastAPI:
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
-        async with services.engine, services.sessions:
+        async with services.engine, services.sessions, services.benchmarks:
             yield
 
     app = FastAPI(
@@ -37,6 +37,6 @@ def create_app(services: Services) -> FastAPI:
         )
     app.add_middleware(RequestIdMiddleware)
     errors.install(app)
-    for router in (transcriptions.router, sessions.router, models.router, health.router):
+    for router in (transcriptions.router, sessions.router, models.router, health.router, bench.router):
         app.include_router(router)
     return app

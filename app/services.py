@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 
 from app.admission import Admission
 from app.audio.fetch import Fetcher
+from app.benchmarks import Benchmarks
 from app.cores import Cores
 from app.errors import UnknownModelError
 from app.live import LivePolicy, LiveSessions
@@ -36,6 +37,7 @@ class Services:
     live: LiveSessions
     sessions: SessionStore
     admission: Admission
+    benchmarks: Benchmarks
     fetcher: Fetcher | None
     started: int = field(default_factory=lambda: int(time.time()))
 
@@ -119,4 +121,13 @@ def build_services(settings: Settings, engine: Engine | None = None) -> Services
     fetcher = Fetcher(max_bytes=settings.max_upload_mb << 20, seconds=settings.fetch_seconds) if settings.fetch_urls else None
     live = LiveSessions(engine, voice_activity=voice_activity, cores=cores, policy=live_policy(settings))
     sessions = SessionStore(grace_seconds=settings.session_grace_seconds, idle_seconds=settings.live_idle_seconds)
-    return Services(settings, engine, transcriber, live, sessions, Admission(settings.max_requests), fetcher)
+    return Services(
+        settings,
+        engine,
+        transcriber,
+        live,
+        sessions,
+        Admission(settings.max_requests),
+        Benchmarks(settings.bench_dir, max_seconds=settings.bench_seconds),
+        fetcher,
+    )

@@ -80,6 +80,8 @@ class Settings(BaseSettings):
     cors_origins: Annotated[tuple[str, ...], NoDecode] = Field(
         (), description="Web pages from these origins may use the API, separated by commas; `*` is all."
     )
+    bench_dir: Path = Field(Path("bench/out"), description="Where runs of `/bench` are kept.")
+    bench_seconds: float = Field(3600.0, gt=0, description="Longest time of one run of `/bench`, in seconds.")
     log_level: Literal["debug", "info", "warning", "error"] = Field("info", description="How much to log.")
 
     @field_validator("model_aliases", "cors_origins", mode="before")

@@ -50,10 +50,14 @@ class Client(ABC):
         url: the server's base, without `/v1`.
         fields: of every request, as OpenAI names them.
         timeout: seconds that a request may take, beside its audio's length where that is sent in real time.
+        profile: ask for partials and for where the time went, which only Steno knows.
 
     """
 
-    def __init__(self, url: str, fields: dict[str, str], *, api_key: str = "", timeout: float = 300.0) -> None:
+    def __init__(
+        self, url: str, fields: dict[str, str], *, api_key: str = "", timeout: float = 300.0, profile: bool = True
+    ) -> None:
+        self.profile = profile
         self.url = url.rstrip("/").removesuffix("/v1")
         self.fields = fields
         self.timeout = timeout
@@ -132,7 +136,9 @@ class StreamClient(_UploadClient):
     """Workload `stream`: upload, and text as server-sent events."""
 
     async def _send(self, clip: Clip, record: Record) -> None:
-        request = self._request(clip, response_format="json", stream="true")
+        request = self._request(
+            clip, response_format="json", stream="true", **({"include[]": "profile"} if self.profile else {})
+        )
         record.sent = time.monotonic()
         response = await self._http.send(request, stream=True)
         try:
@@ -144,7 +150,7 @@ class StreamClient(_UploadClient):
             listener.end()
         finally:
             await response.aclose()
-        record.server = _server_timing(response.headers.get("server-timing", ""))
+        record.server = record.server or _server_timing(response.headers.get("server-timing", ""))
 
 
 class LiveClient(Client):
@@ -160,10 +166,11 @@ class LiveClient(Client):
         *,
         api_key: str = "",
         timeout: float = 300.0,
+        profile: bool = True,
         packet_seconds: float = 0.1,
         door: Door = "duplex",
     ) -> None:
-        super().__init__(url, fields, api_key=api_key, timeout=timeout)
+        super().__init__(url, fields, api_key=api_key, timeout=timeout, profile=profile)
         self._packet = max(1, round(packet_seconds * RATE))
         self._door = door
 
@@ -184,6 +191,13 @@ class LiveClient(Client):
     def _patience(self, clip: Clip) -> float:
         return self.timeout + clip.seconds
 
+    async def send(self, clip: Clip, record: Record) -> None:
+        """Send a clip, and fill in the record. A speaker who is refused keeps his place for as long as he would have spoken."""
+        due = time.monotonic() + clip.seconds
+        await super().send(clip, record)
+        if not record.ok:
+            await asyncio.sleep(max(0.0, due - time.monotonic()))
+
     async def _send(self, clip: Clip, record: Record) -> None:
         if self._door == "duplex":
             await self._duplex(clip, record)
@@ -191,7 +205,8 @@ class LiveClient(Client):
             await self._session(clip, record)
 
     async def _duplex(self, clip: Clip, record: Record) -> None:
-        query = [*self.fields.items(), ("stream", "true"), ("include[]", "partials"), ("include[]", "profile")]
+        query = [*self.fields.items(), ("stream", "true")]
+        query += [("include[]", "partials"), ("include[]", "profile")] * self.profile
         listener = Listener(record)
         async with self._http.post(
             f"{self.url}/v1/audio/transcriptions",

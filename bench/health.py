@@ -16,14 +16,14 @@ MOST_LATE_MS = 100.0  # p99: a whole packet
 
 
 class Watch:
-    """Measures, while entered, the process's CPU time and how late its event loop is."""
+    """Measures, while entered, the CPU time of the event loop's thread, and how late the loop is."""
 
     def __init__(self) -> None:
         self._lags: list[float] = []
         self.wall_seconds = self.cpu_seconds = 0.0
 
     async def __aenter__(self) -> Self:
-        self._began, self._cpu = time.monotonic(), time.process_time()
+        self._began, self._cpu = time.monotonic(), time.thread_time()
         self._ticking = asyncio.create_task(self._tick())
         return self
 
@@ -32,7 +32,7 @@ class Watch:
     ) -> None:
         self._ticking.cancel()
         self.wall_seconds += time.monotonic() - self._began
-        self.cpu_seconds += time.process_time() - self._cpu
+        self.cpu_seconds += time.thread_time() - self._cpu
 
     async def _tick(self) -> None:
         while True:

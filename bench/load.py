@@ -42,12 +42,11 @@ class Flight:
         weighted = total = 0.0
         least = most
         for (at, count), (until, _) in zip(self._changes, self._changes[1:], strict=False):
-            if at < reached or at >= self._last_start:
+            if at < reached or at >= self._last_start or until - at < BRIEF_SECONDS:
                 continue
             weighted += count * (until - at)
             total += until - at
-            if until - at > BRIEF_SECONDS:
-                least = min(least, count)
+            least = min(least, count)
         return InFlight(mean=round(weighted / total, 3) if total else most, min=least, max=most)
 
 
@@ -81,7 +80,7 @@ class Load:
         async def worker(place: int) -> None:
             await asyncio.sleep(place * stagger_seconds)
             for _ in left:
-                await self._one(time.monotonic())
+                await self._one(None)
 
         async with asyncio.TaskGroup() as group:
             for place in range(min(n, concurrency)):
@@ -97,7 +96,7 @@ class Load:
                 await asyncio.sleep(max(0.0, due - time.monotonic()))
                 group.create_task(self._one(due))
 
-    async def _one(self, intended: float) -> None:
+    async def _one(self, intended: float | None) -> None:
         clip = self._deck.deal()
         record = Record(self._workload, self._sent, clip.name, clip.seconds, clip.text, intended=intended)
         self._sent += 1

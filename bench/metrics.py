@@ -50,28 +50,26 @@ def _tpot(record: Record) -> float | None:
 REQUESTS, STREAM, LIVE = frozenset({"file", "stream"}), frozenset({"stream"}), frozenset({"live"})
 
 METRICS = (
-    Metric("e2e", "ms", "request sent to answer complete", REQUESTS, lambda r: _ms(r.ended, r.intended)),
-    Metric("ttft", "ms", "request sent to first non-empty text", STREAM, lambda r: _ms(r.first_text, r.intended)),
+    Metric("e2e", "ms", "request sent to answer complete", REQUESTS, lambda r: _ms(r.ended, r.start)),
+    Metric("ttft", "ms", "request sent to first non-empty text", STREAM, lambda r: _ms(r.first_text, r.start)),
     Metric(
         "generation", "ms", "first non-empty text to answer complete: e2e - ttft", STREAM, lambda r: _ms(r.ended, r.first_text)
     ),
     Metric("tpot", "ms", "generation / (tokens - 1): time per token without the first", STREAM, _tpot),
-    Metric(
-        "first_update", "ms", "audio start to first event, even an empty one", LIVE, lambda r: _ms(r.first_update, r.intended)
-    ),
+    Metric("first_update", "ms", "audio start to first event, even an empty one", LIVE, lambda r: _ms(r.first_update, r.start)),
     Metric(
         "first_text",
         "ms",
         "audio start to first non-blank text; none stays none",
         LIVE,
-        lambda r: _ms(r.first_text, r.intended),
+        lambda r: _ms(r.first_text, r.start),
     ),
     Metric(
         "first_confirmed",
         "ms",
         "audio start to first text that is never taken back",
         LIVE,
-        lambda r: _ms(r.first_confirmed, r.intended),
+        lambda r: _ms(r.first_confirmed, r.start),
     ),
     Metric("final", "ms", "last audio sent to final text (final_after_stop)", LIVE, lambda r: _ms(r.ended, r.stopped)),
     Metric(

@@ -11,7 +11,7 @@ class Record:
     """One request. Times in seconds on the client's monotonic clock, from the run's start; None is what did not happen.
 
     Attributes:
-        intended: when it should have begun: by its place in an open load, else as `sent`.
+        intended: in an open load, when it should have begun.
         sent: when it did; of a live session, when its speaker began.
         stopped: when the last of its audio was sent.
         first_update, first_text, first_confirmed: the first event, the first with text, the first text that stays.
@@ -33,7 +33,7 @@ class Record:
     clip: str
     audio_seconds: float
     reference: str | None
-    intended: float = 0.0
+    intended: float | None = None
     sent: float = 0.0
     stopped: float | None = None
     first_update: float | None = None
@@ -53,6 +53,11 @@ class Record:
     detail: str = ""
     server: dict[str, float] = field(default_factory=dict)
     level: float = 0
+
+    @property
+    def start(self) -> float:
+        """From when its latencies count: in an open load from when it was due, however late the client was."""
+        return self.sent if self.intended is None else self.intended
 
     @property
     def ok(self) -> bool:

@@ -6,6 +6,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
+from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Table
 
@@ -111,12 +112,7 @@ def notes_of(result: Result) -> list[str]:
 def show(result: Result, console: Console) -> None:
     """Print the table, and what it says."""
     headings, rows = table_of(result)
-    table = Table(title=f"{result.label}: {result.workload}, {result.target}", title_justify="left", header_style="bold")
-    for heading in headings:
-        table.add_column(heading, justify="right")
-    for cells in rows:
-        table.add_row(*cells)
-    console.print(table)
+    _print_table(f"{result.label}: {result.workload}, {result.target}", headings, rows, console)
     for note in notes_of(result):
         console.print(f"  {note}", markup=False, highlight=False)
 
@@ -156,12 +152,16 @@ def formulas(workload: str) -> list[tuple[str, str]]:
 
 def show_ratios(ratios: Sequence[Ratio], a: str, b: str, console: Console) -> None:
     """Print a comparison."""
-    table = Table(title=f"{a} / {b}", title_justify="left", header_style="bold")
-    for heading in ratio_rows(ratios, a, b)[0]:
-        table.add_column(heading, justify="right")
-    for cells in ratio_rows(ratios, a, b)[1]:
+    _print_table(f"{a} / {b}", *ratio_rows(ratios, a, b), console)
+
+
+def _print_table(title: str, headings: Sequence[str], rows: Iterable[Sequence[str]], console: Console) -> None:
+    table = Table(title=title, title_justify="left", header_style="bold", box=SIMPLE_HEAD, pad_edge=False)
+    for heading in headings:
+        table.add_column(heading.replace(" ", "\n"), justify="right", no_wrap=True)
+    for cells in rows:
         table.add_row(*cells)
-    console.print(table)
+    console.print(table, crop=False, no_wrap=True, overflow="ignore")
 
 
 def ratio_rows(ratios: Sequence[Ratio], a: str, b: str) -> tuple[list[str], list[list[str]]]:

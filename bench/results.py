@@ -43,7 +43,7 @@ class InFlight(BaseModel):
 class ClientHealth(BaseModel):
     """Whether the client kept up, so that what was measured is the server."""
 
-    cpu_share: float = Field(description="CPU time of the client's process by wall time; 1 is a whole core.")
+    cpu_share: float = Field(description="CPU time of the client's event loop by wall time; 1 is a whole core.")
     loop_lag_ms_p99: float | None = Field(description="How late a timer of the client's event loop fired.")
     send_late_ms_p99: float | None = Field(description="How late a live packet was sent although the sender was free.")
     valid: bool
@@ -79,8 +79,8 @@ class SloAnswer(BaseModel):
     """How much load keeps the service level."""
 
     slo: str
-    last_passing: float | None
-    first_failing: float | None
+    last_passing: int | None
+    first_failing: int | None
     binding: str | None = Field(description="The limit that failed first.")
     conclusive: bool = Field(description="Whether the sustained run shows with 95% confidence that every limit holds.")
     needs_n: int | None = Field(description="About how many requests would decide it.")

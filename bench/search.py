@@ -186,7 +186,11 @@ class Search:
     def _words(self, failed: Outcome | None, *, conclusive: bool, needs: int | None) -> str:
         passing, failing = self._passing(), self._failing()
         limits = " and ".join(f"{slo.name} <= {slo.limit:g} {BY_NAME[slo.metric].unit}".strip() for slo in self.slos)
-        said = f"Not even {failing} at once keeps {limits}" if passing is None else f"{passing} at once keep {limits}"
+        said = (
+            f"Not even {failing} at once keeps {limits}"
+            if passing is None
+            else f"{passing} at once keep{'s' * (passing == 1)} {limits}"
+        )
         if passing is not None and failing is None:
             said += f"; more than {self.most} were not tried"
         elif failing is not None and failed is not None:

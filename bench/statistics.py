@@ -38,23 +38,22 @@ def _cumulated(n: int, p: float) -> tuple[float, ...]:
 def ranks(n: int, q: float) -> tuple[int, int] | None:
     """Return the ranks (from 1) of the two values that hold the true q-quantile between them; None if n is too small.
 
-    Of all pairs that do with 95% confidence, the closest.
+    Of all pairs that do with 95% confidence, the closest; of several such, the lowest.
     """
     if n < 2:
         return None
     below = _cumulated(n, q)
-    best: tuple[int, float, int] | None = None
+    best: tuple[int, int] | None = None
     for low in range(1, n):
         missed = below[low - 1]
         if missed > 1 - CONFIDENCE:
             break
         for high in range(max(low + 1, math.floor(n * q)), n + 1):
-            covered = below[high - 1] - missed
-            if covered >= CONFIDENCE:
-                candidate = (high - low, -covered, low)
+            if below[high - 1] - missed >= CONFIDENCE:
+                candidate = (high - low, low)
                 best = min(best or candidate, candidate)
                 break
-    return None if best is None else (best[2], best[2] + best[0])
+    return None if best is None else (best[1], best[1] + best[0])
 
 
 def interval(values: Sequence[float], q: float) -> tuple[float, float] | None:

@@ -11,7 +11,7 @@ from datetime import UTC, datetime
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from statistics import fmean
-from typing import Literal
+from typing import Any, Literal
 
 import httpx
 
@@ -28,6 +28,7 @@ from bench.statistics import percentile
 
 Workload = Literal["file", "stream", "live"]
 Phase = Literal["warm-up", "measuring", "sustaining"]
+STENO = "steno"
 LEVELS = (1, 4, 8)
 LIVE_SECONDS = 15.0  # of a session, at least
 FILE_STAGGER_SECONDS = 0.02
@@ -90,23 +91,17 @@ class Plan:
     packet_seconds: float = 0.1
     door: Door = "duplex"
 
-    def client(self, target: Target, model: str) -> Client:
-        """Make a client of the workload's kind."""
-        fields = {"model": model} | ({"language": self.language} if self.language else {})
+    def client(self, target: Target, info: dict[str, str]) -> Client:
+        """Make a client of the workload's kind for a server of which `info` is known."""
+        fields = {"model": info["model"]} | ({"language": self.language} if self.language else {})
+        known: Any = {"api_key": self.api_key, "timeout": self.timeout, "profile": info.get("server") == STENO}
         match self.workload:
             case "file":
-                return FileClient(target.url, fields, api_key=self.api_key, timeout=self.timeout)
+                return FileClient(target.url, fields, **known)
             case "stream":
-                return StreamClient(target.url, fields, api_key=self.api_key, timeout=self.timeout)
+                return StreamClient(target.url, fields, **known)
             case "live":
-                return LiveClient(
-                    target.url,
-                    fields,
-                    api_key=self.api_key,
-                    timeout=self.timeout,
-                    packet_seconds=self.packet_seconds,
-                    door=self.door,
-                )
+                return LiveClient(target.url, fields, packet_seconds=self.packet_seconds, door=self.door, **known)
 
 
 @dataclass(frozen=True, slots=True)
@@ -173,9 +168,8 @@ class Sweep:
         self._on_progress = on_progress
         seconds = plan.clip_seconds or (LIVE_SECONDS if plan.workload == "live" else 0.0)
         self._decks = {t.label: Deck(clips, seconds=seconds, seed=plan.seed) for t in targets}
-        self._session_seconds = max(seconds, 1.0)
+        self._session_seconds = max(seconds, fmean(clip.seconds for clip in clips))
         self._clip_seconds = {clip.name: clip.seconds for clip in clips}
-        self._models: dict[str, str] = {}
         self.measured: dict[str, Measured] = {}
 
     async def run(self) -> list[Measured]:
@@ -187,7 +181,6 @@ class Sweep:
         """
         for target in self._targets:
             info = await describe(target, self._plan)
-            self._models[target.label] = info["model"]
             self.measured[target.label] = Measured(_result(self._plan, target, info), [])
         if self._plan.loads:
             for load in self._plan.loads:
@@ -233,7 +226,7 @@ class Sweep:
         """Warm the server up, then send n requests and count them."""
         plan = self._plan
         deck = self._decks[tally.target.label]
-        async with plan.client(tally.target, self._models[tally.target.label]) as client:
+        async with plan.client(tally.target, self.measured[tally.target.label].result.server) as client:
             warming = Load(plan.workload, client.send, deck)
             self._on_progress(tally.progress("warm-up"))
             await warming.closed(plan.warmup, plan.warmup)
@@ -327,10 +320,10 @@ async def describe(target: Target, plan: Plan) -> dict[str, str]:
         try:
             ready = await http.get(f"{base}/health/ready")
             body = ready.json()
-            if isinstance(body, dict):
+            if isinstance(body, dict) and "engine_requests" in body:
+                info |= {"server": STENO, "device": str(body.get("device"))}
                 if ready.status_code == 503:
                     raise TargetError(f"{target.url} is not ready: {body.get('status')}, {body.get('reason')}")
-                info |= {name: str(body[name]) for name in ("device", "model") if body.get(name)} | {"model": model}
         except (httpx.HTTPError, ValueError):
             pass  # another server's
         return info

@@ -10,11 +10,14 @@ from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
 
 from app.errors import (
+    BenchRunningError,
+    ForbiddenError,
     InvalidInputError,
     SequenceGapError,
     StenoError,
     TranscriptionFailedError,
     UnavailableError,
+    UnknownBenchError,
     UnknownModelError,
     UnknownSessionError,
     UploadStalledError,
@@ -31,7 +34,10 @@ TABLE: tuple[tuple[type[StenoError], int, str], ...] = (
     (UploadStalledError, 408, "invalid_request_error"),
     (UnknownModelError, 404, "invalid_request_error"),
     (UnknownSessionError, 404, "invalid_request_error"),
+    (UnknownBenchError, 404, "invalid_request_error"),
     (SequenceGapError, 409, "invalid_request_error"),
+    (BenchRunningError, 409, "invalid_request_error"),
+    (ForbiddenError, 403, "permission_error"),
     (InvalidInputError, 400, "invalid_request_error"),
     (UnavailableError, 503, "service_unavailable_error"),
     (TranscriptionFailedError, 500, "server_error"),

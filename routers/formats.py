@@ -71,8 +71,8 @@ def chunk_events(event: dict[str, Any], *, request_id: str, created: int, model:
             return []
 
 
-def server_timing(transcript: Transcript, *, receive: float, total: float) -> str:
-    """Write the header `Server-Timing` (W3C): where the time of a request went, in milliseconds.
+def stages_of(transcript: Transcript, *, receive: float, total: float) -> dict[str, float]:
+    """Say where the time of a request went, in milliseconds.
 
     Args:
         transcript: has the stages of the work.
@@ -89,7 +89,12 @@ def server_timing(transcript: Transcript, *, receive: float, total: float) -> st
         "engine": stages.engine,
         "total": total,
     }
-    return ", ".join(f"{name};dur={value * 1000:.1f}" for name, value in seconds.items())
+    return {name: round(value * 1000, 1) for name, value in seconds.items()}
+
+
+def server_timing(stages: dict[str, float]) -> str:
+    """Write the header `Server-Timing` (W3C)."""
+    return ", ".join(f"{name};dur={ms:.1f}" for name, ms in stages.items())
 
 
 def _plain(transcript: Transcript, form: TranslationForm) -> dict[str, Any]:

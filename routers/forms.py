@@ -121,7 +121,7 @@ class TranscriptionForm(TranslationForm):
     include: list[Literal["logprobs", "partials", "profile"]] = Field(
         [],
         description="`logprobs`: each token's log-probability, with json only. Of a live session also `partials`: text that is "
-        "not certain yet; and `profile`: where the time went.",
+        "not certain yet. Of events `profile`: where the time went, in the last.",
     )
     keywords: list[str] = Field([], description="Words to expect; also taken as `hotwords` and `context_bias`.")
     chunking_strategy: Chunking | None = Field(

@@ -147,10 +147,11 @@ class Readiness(_Exact):
 
 _ERRORS = {
     400: "The request cannot be served as it is; `param` names the field.",
-    404: "No such model or session.",
+    403: "Not from there.",
+    404: "No such model, session or run.",
     408: "The upload stood still.",
-    409: "Audio before this piece is missing; the message tells which is expected.",
-    413: "The upload is too large.",
+    409: "Not in this order: audio before this piece is missing, or another run is in progress.",
+    413: "The body is too large.",
     500: "The transcription was lost.",
     503: "Not now; `Retry-After` says when to come back.",
 }

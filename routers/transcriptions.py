@@ -66,7 +66,6 @@ async def create_translation(request: Request, services: ReadyServices, request_
 
 
 async def _answer(request: Request, services: Services, request_id: str, kind: type[TranslationForm], task: Task) -> Response:
-    began = time.monotonic()
     async with AsyncExitStack() as holding:
         permit = holding.enter_context(services.admission.admit())
         upload = Upload(
@@ -89,9 +88,7 @@ async def _answer(request: Request, services: Services, request_id: str, kind: t
                 response = event_stream(events, client_left=upload.client_left, holding=holding.pop_all())
             else:
                 response = formats.respond(transcript, work.form, task)
-            response.headers["Server-Timing"] = formats.server_timing(
-                transcript, receive=upload.ended_at - began, total=time.monotonic() - began
-            )
+            response.headers["Server-Timing"] = formats.server_timing(work.stages(transcript))
     return with_ignored_fields(response, work.form)
 
 
@@ -124,6 +121,7 @@ class _Transcription:
         self.task = task
         self._upload, self._services, self._permit = upload, services, permit
         self._kind, self._request_id = kind, request_id
+        self._began = time.monotonic()
         self._speech: SpeechReader | None = None
         self._fields_read = 0
 
@@ -197,6 +195,11 @@ class _Transcription:
         self._services.model(self.form.model)
         return (before.options(self.task), before.policy) != (self.form.options(self.task), self.form.policy)
 
+    def stages(self, transcript: Transcript) -> dict[str, float]:
+        """Say where the time went, in milliseconds, once all has been done."""
+        receive = self._upload.ended_at - self._began
+        return formats.stages_of(transcript, receive=receive, total=time.monotonic() - self._began)
+
     def close(self) -> None:
         """Let go of the file."""
         if self._speech is not None:
@@ -221,7 +224,7 @@ async def _events(work: _Transcription, upload: Upload) -> AsyncGenerator[dict[s
                     await upload.ended()
                 yield formats.delta_event(item, work.form)
             elif isinstance(item, Transcript):
-                yield formats.done_event(item, work.form, work.task)
+                yield _done(item, work)
             elif work.form.wants_progress:
                 yield formats.progress_event(item)
 
@@ -229,7 +232,13 @@ async def _events(work: _Transcription, upload: Upload) -> AsyncGenerator[dict[s
 async def _events_of(transcript: Transcript, work: _Transcription) -> AsyncGenerator[dict[str, Any], None]:
     if transcript.text:
         yield formats.delta_event(TextDelta(transcript.text), work.form)
-    yield formats.done_event(transcript, work.form, work.task)
+    yield _done(transcript, work)
+
+
+def _done(transcript: Transcript, work: _Transcription) -> dict[str, Any]:
+    wants_profile = isinstance(work.form, TranscriptionForm) and work.form.wants_profile
+    profile = {"profile": work.stages(transcript)} if wants_profile else {}
+    return formats.done_event(transcript, work.form, work.task) | profile
 
 
 async def _in_dialect(
