@@ -16,6 +16,7 @@ from bench.record import Record, write_rows
 from bench.results import Distribution, Level, Result
 from bench.statistics import least_n
 
+WIDEST_TABLE = 160  # characters; a narrow terminal breaks the lines rather than hide figures
 COLOURS = ("#2563eb", "#ea580c", "#16a34a", "#9333ea", "#dc2626", "#0891b2")
 INK = "#123456"  # stands for the page's own text colour until the plot is drawn
 LARGEST_N_SHOWN = 5000  # points of a distribution
@@ -161,7 +162,7 @@ def _print_table(title: str, headings: Sequence[str], rows: Iterable[Sequence[st
         table.add_column(heading.replace(" ", "\n"), justify="right", no_wrap=True)
     for cells in rows:
         table.add_row(*cells)
-    console.print(table, crop=False, no_wrap=True, overflow="ignore")
+    console.print(table, crop=False, width=max(console.width, WIDEST_TABLE))
 
 
 def ratio_rows(ratios: Sequence[Ratio], a: str, b: str) -> tuple[list[str], list[list[str]]]:

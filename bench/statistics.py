@@ -90,10 +90,17 @@ def judge(n: int, over: int, q: float) -> Judgement:
 
 
 def needed_n(n: int, over: int, q: float, *, most: int = 5000) -> int | None:
-    """Return about how large a sample must be to be judged, if the share over the limit stays what it is."""
-    size = max(n, 1)
-    while size <= most:
-        if judge(size, round(over * size / max(n, 1)), q) != "open":
-            return size
-        size += max(1, size // 50)
-    return None
+    """Return about how large a sample must be to be judged, if the share over the limit stays what it is; None past `most`."""
+
+    def decides(size: int) -> bool:
+        return judge(size, round(over * size / max(n, 1)), q) != "open"
+
+    low, high = 0, max(n, 1)
+    while not decides(high):
+        low, high = high, 2 * high
+        if low >= most:
+            return None
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (low, middle) if decides(middle) else (middle, high)
+    return high

@@ -28,10 +28,9 @@ class VoiceActivity(Protocol):
 
 
 class SileroVoiceActivity:
-    """Voice activity of one stream, 16 kHz. The network is shared; each stream has its own state."""
+    """Voice activity of one stream, 16 kHz. The network is shared, and loaded when first fed; each stream has its own state."""
 
     def __init__(self) -> None:
-        self.network = _network()
         self.context = np.zeros(CONTEXT_SAMPLES, dtype=np.float32)
         self.state = np.zeros((2, STATE_SIZE), dtype=np.float32)
 
@@ -65,7 +64,7 @@ def _feed_equal(batch: "list[tuple[SileroVoiceActivity, Samples]]") -> Samples:
         stream.context = frames[-1, -CONTEXT_SAMPLES:].copy()
         windows.append(np.hstack([contexts, frames]))
     states = np.stack([stream.state for stream, _ in batch], axis=1)
-    probabilities, states = batch[0][0].network(np.stack(windows), states)
+    probabilities, states = _network()(np.stack(windows), states)
     for i, (stream, _) in enumerate(batch):
         stream.state = states[:, i]
     return probabilities
