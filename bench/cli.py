@@ -19,6 +19,7 @@ from bench import selftest as selftesting
 from bench.clients import Door
 from bench.corpus import CorpusError, load_corpus
 from bench.metrics import METRICS
+from bench.reading import read_levels
 from bench.results import Result
 from bench.search import parse_slos
 from bench.sweep import LEVELS, Measured, Plan, Progress, Sweep, Target, TargetError, Workload
@@ -206,6 +207,7 @@ def report(
     """Show a result again, and write its Markdown and its page anew."""
     with _usage_errors():
         found, records = comparing.load_run(result)
+        found.reading = read_levels(found)
     written = reports.save(found, records, result)
     reports.show(found, out)
     out.print(f"  {', '.join(map(str, written))}", markup=False, highlight=False)

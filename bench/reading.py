@@ -5,11 +5,13 @@ from dataclasses import dataclass
 from itertools import pairwise
 
 from bench.metrics import MAIN
-from bench.results import Level
+from bench.results import Level, Result
 
 LEAST_GAIN = 0.10  # of throughput, below which more load brings nothing
 MOST_GROWTH = 0.50  # of the p95, above which it costs too much
 STEADY = 0.05  # growth that is none
+ALIKE = 0.1  # difference of two growths that is none
+MILESTONE = (50, 8)  # requests, at once: the level by which machines are compared
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,6 +27,12 @@ class Reading:
     sweet_spot: int | None
     knee: int | None
     words: tuple[str, ...]
+
+
+def read_levels(result: Result) -> list[str]:
+    """Return what a result's table says."""
+    unit = "a second" if result.load_kind == "open" else "at once"
+    return list(read(result.workload, result.levels, unit=unit).words)
 
 
 def read(workload: str, levels: Sequence[Level], *, unit: str = "at once") -> Reading:
@@ -47,6 +55,8 @@ def read(workload: str, levels: Sequence[Level], *, unit: str = "at once") -> Re
         words.append(_knee_words(levels, knee, name, unit))
         words.extend(_binding(first, levels[usable[-1]]))
     for level in levels:
+        if (level.sent, level.load) == MILESTONE and unit == "at once":
+            words.append(f"p95 at N={level.sent} and {level.load:g} at once: {name} {_ms(level.metrics[name].p95)}.")
         if level.failed:
             kinds = ", ".join(f"{kind} {count}" for kind, count in level.errors.items())
             words.append(f"At {level.load:g} {unit} {level.failed} of {level.sent} failed ({kinds}).")
@@ -83,6 +93,8 @@ def _binding(first: Level, last: Level) -> list[str]:
     figures = f"from {first.load:g} to {last.load:g}, TTFT grows {ttft:.1f}x and the whole {e2e:.1f}x"
     if max(ttft, e2e) < 1 + STEADY:
         return [f"Nothing binds yet: {figures}."]
+    if abs(ttft / e2e - 1) < ALIKE:
+        return [f"Prefill, queueing and decoding grow alike: {figures}."]
     if ttft > e2e:
         return [f"Prefill and queueing bind: {figures}."]
     return [f"Decoding binds: {figures}."]

@@ -39,10 +39,10 @@ def table_of(result: Result) -> tuple[list[str], list[list[str]]]:
     """Return the headings, with units, and a row for each level."""
     main = MAIN[result.workload]
     rate = "arrivals/s" if result.load_kind == "open" else "at once"
-    headings = [rate, "ok", f"{main} p50 ms", "p95", "p99"]
+    headings = [rate, "ok", f"{main} p50 ms", f"{main} p95 ms", f"{main} p99 ms"]
     first = {"stream": "ttft", "live": "first_text"}.get(result.workload)
     if first:
-        headings += [f"{first} p50 ms", "p95"]
+        headings += [f"{first} p50 ms", f"{first} p95 ms"]
     if result.workload == "stream":
         headings.append("tpot p50 ms")
     if result.workload == "live":
@@ -162,7 +162,7 @@ def _print_table(title: str, headings: Sequence[str], rows: Iterable[Sequence[st
         table.add_column(heading.replace(" ", "\n"), justify="right", no_wrap=True)
     for cells in rows:
         table.add_row(*cells)
-    console.print(table, crop=False, width=max(console.width, WIDEST_TABLE))
+    Console(file=console.file, width=max(console.width, WIDEST_TABLE)).print(table)
 
 
 def ratio_rows(ratios: Sequence[Ratio], a: str, b: str) -> tuple[list[str], list[list[str]]]:
@@ -322,12 +322,12 @@ def _plots(result: Result, records: Sequence[Record]) -> list[str]:
                 for load, bound in zip(loads, bounds, strict=True):
                     if bound:
                         axes.plot([load, load], [bound.low, bound.high], color=colour, alpha=0.4, linewidth=4)
-        axes.set(title="Latency", xlabel=unit, ylabel="ms", ylim=(0, None))
+        axes.set(title="Latency", xlabel=unit, ylabel="ms", xticks=loads, ylim=(0, None))
         axes.legend()
 
     def throughput(axes: Axes) -> None:
         axes.plot(loads, [level.rtfx for level in levels], marker="o", color=COLOURS[0])
-        axes.set(title="Throughput", xlabel=unit, ylabel="seconds of audio a second", ylim=(0, None))
+        axes.set(title="Throughput", xlabel=unit, ylabel="seconds of audio a second", xticks=loads, ylim=(0, None))
 
     def spread(axes: Axes) -> None:
         name = {"stream": "ttft", "live": "first_text"}.get(result.workload, main)
@@ -337,7 +337,9 @@ def _plots(result: Result, records: Sequence[Record]) -> list[str]:
             )[:LARGEST_N_SHOWN]
             share = [100 * (i + 1) / len(values) for i in range(len(values))]
             axes.step(values, share, where="post", color=colour, label=f"{level.load:g}")
-        axes.set(title=f"Distribution of {name}", xlabel="ms", ylabel="% of requests at or below", ylim=(0, 101))
+        axes.set(
+            title=f"Distribution of {name}", xlabel="ms", ylabel="% of requests at or below", xlim=(0, None), ylim=(0, 101)
+        )
         axes.legend(title=unit)
 
     def timeline(axes: Axes) -> None:

@@ -20,7 +20,7 @@ from bench.corpus import JOINT, Clip, Deck
 from bench.health import Watch
 from bench.load import Load
 from bench.metrics import BY_NAME, MAIN, distributions, errors, stages, word_error_rate
-from bench.reading import read
+from bench.reading import read_levels
 from bench.record import Record
 from bench.results import InFlight, Level, Machine, Result
 from bench.search import Search, Slo, assess
@@ -33,8 +33,9 @@ LEVELS = (1, 4, 8)
 LIVE_SECONDS = 15.0  # of a session, at least
 FILE_STAGGER_SECONDS = 0.02
 MOST_STAGGER_SECONDS = 0.5
-SUSTAINED = 2  # times as many requests
-MOST_SUSTAINED = 20  # times, to decide what is open
+STEERING = 4  # requests for each place, where a search only looks for its way
+SUSTAINED = 2  # times n requests, where it must prove what it found
+MOST_SUSTAINED = 20  # times n, to decide what is open
 
 
 class TargetError(Exception):
@@ -189,8 +190,7 @@ class Sweep:
             await self._search()
         for measured in self.measured.values():
             measured.result.levels.sort(key=lambda level: level.load)
-            unit = "a second" if self._plan.is_open else "at once"
-            measured.result.reading = list(read(self._plan.workload, measured.result.levels, unit=unit).words)
+            measured.result.reading = read_levels(measured.result)
         return list(self.measured.values())
 
     async def _search(self) -> None:
@@ -198,9 +198,9 @@ class Sweep:
         search = Search(self._plan.slos, most=self._plan.most)
         needed: dict[int, int] = {}
         while (trial := search.next()) is not None:
-            n = max(self._plan.n, 2 * trial.load)
+            n = max(2 * trial.load, min(self._plan.n, STEERING * trial.load))
             if trial.sustained:
-                n = min(max(SUSTAINED * n, needed.get(trial.load, 0)), MOST_SUSTAINED * n)
+                n = min(max(SUSTAINED * self._plan.n, 2 * trial.load, needed.get(trial.load, 0)), MOST_SUSTAINED * self._plan.n)
             records = await self._level(trial.load, n=n, sustained=trial.sustained)
             outcome = assess(self._plan.slos, records[target.label])
             needed[trial.load] = outcome.needs_n or 0
