@@ -16,16 +16,28 @@ HOP = 160  # samples a frame: 10 ms
 FRAMES_PER_POSITION = 2  # the second convolution of the encoder halves the frames
 SAMPLES_PER_POSITION = HOP * FRAMES_PER_POSITION  # 20 ms
 WINDOW_POSITIONS = 1500  # encoder positions of the 30 s window
-# True length: at least 1.28 s of silence after the audio, without which Whisper loops (whisper-acft issue 5: 64 frames),
-# rounded up so that requests of similar length are encoded together.
+# True length: at least 1.28 s of silence after the audio (whisper-acft issue 5: 64 frames), rounded up so that requests of
+# similar length are encoded together; and after it the last second of a silent window's encoding. By its end the decoder
+# sees that nothing more is said: without it Whisper goes on for ever (scripts/compare_contexts.py).
 TRAILING_POSITIONS = 64
 POSITION_STEP = 25
+END_POSITIONS = 50
+SILENCE = -1.5  # what `log_mel` makes of digital silence
 
 
 def encoder_positions(samples: int) -> int:
-    """Return how many encoder positions audio of so many samples needs, the silence after it included."""
+    """Return how many positions to encode for audio of so many samples, the silence after it included.
+
+    Less than `WINDOW_POSITIONS` means that the end of a silent window has to follow.
+    """
     needed = -(-samples // SAMPLES_PER_POSITION) + TRAILING_POSITIONS
-    return min(WINDOW_POSITIONS, -(-needed // POSITION_STEP) * POSITION_STEP)
+    rounded = -(-needed // POSITION_STEP) * POSITION_STEP
+    return rounded if rounded + END_POSITIONS < WINDOW_POSITIONS else WINDOW_POSITIONS
+
+
+def attended_positions(encoded: int) -> int:
+    """Return how many positions the decoder attends to, where so many are encoded."""
+    return encoded if encoded == WINDOW_POSITIONS else encoded + END_POSITIONS
 
 
 @functools.cache

@@ -179,7 +179,8 @@ class VllmEngine:
 
     async def _warm_up(self, model: "LoadedModel") -> None:
         """Decode a second of silence: on a CPU vLLM itself warms nothing up, and the first request would pay."""
-        request = DecodeRequest(id=f"warm-up-{uuid.uuid4().hex[:8]}", samples=np.zeros(16_000, dtype=np.float32))
+        silence = np.zeros(16_000, dtype=np.float32)
+        request = DecodeRequest(id=f"warm-up-{uuid.uuid4().hex[:8]}", samples=silence, audio_context="true")
         try:
             async for _ in self._decode(request):
                 pass
@@ -415,12 +416,13 @@ class LoadedModel:
         from vllm.inputs.engine import mm_input, tokens_input
         from vllm.multimodal.inputs import MultiModalFieldConfig, MultiModalKwargsItems, PlaceholderRange
 
-        from engine.features import WINDOW_POSITIONS, encoder_positions, log_mel
+        from engine.features import WINDOW_POSITIONS, attended_positions, encoder_positions, log_mel
 
         check_request(request, self.limits)
         whole_window = (request.audio_context or self.options.audio_context) == "full"
-        positions = WINDOW_POSITIONS if whole_window else encoder_positions(len(request.samples))
-        mel = log_mel(request.samples, n_mels=self.checkpoint.n_mels, positions=positions)
+        encoded = WINDOW_POSITIONS if whole_window else encoder_positions(len(request.samples))
+        mel = log_mel(request.samples, n_mels=self.checkpoint.n_mels, positions=encoded)
+        positions = attended_positions(encoded)
         language = request.language if self.layout.multilingual else "en"
         prompt = decoder_prompt(
             self.layout,
@@ -449,7 +451,7 @@ class LoadedModel:
             inputs=inputs,
             sampling=self._sampling(request, prompt),
             prompt=prompt,
-            positions=positions,
+            positions=encoded,
             seconds=len(request.samples) / self.limits.sample_rate,
             language=language,
             begun=bool(request.prefix),

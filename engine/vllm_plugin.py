@@ -21,6 +21,7 @@ from vllm.v1.sample.logits_processor.builtin import process_dict_updates
 from vllm.v1.worker.gpu.sample.logits_processor import LogitsProcessor as LogitsProcessorV2
 
 from engine.decoding_rules import RequestRules, VocabularyRules, restrict
+from engine.features import END_POSITIONS, FRAMES_PER_POSITION, SILENCE, WINDOW_POSITIONS
 from engine.prompts import TokenLayout
 
 if TYPE_CHECKING:
@@ -35,11 +36,14 @@ class StenoWhisper(WhisperForConditionalGeneration):  # type: ignore[misc]
     """Whisper whose audio items may differ in length within a step; all else is inherited.
 
     The parent stacks the log-mel spectrograms of a step, and so refuses unequal ones. Here those of equal length are
-    encoded together, and the encoder's outputs return in the order of the items.
+    encoded together, and the encoder's outputs return in the order of the items. What is shorter than the window is
+    followed by the end of a silent window: a decoder that was trained on whole windows finds there that speech is over.
     """
 
+    _window_end: torch.Tensor | None = None
+
     def embed_multimodal(self, **kwargs: Any) -> tuple[torch.Tensor, ...]:
-        """Encode the step's items: each (n_mels, frames) or stacked; out comes (positions, d_model) for each."""
+        """Encode the step's items: each (n_mels, frames) or stacked; out comes (attended positions, d_model) for each."""
         features = [item.to(self.dtype) for item in kwargs["input_features"]]
         by_length: dict[int, list[int]] = defaultdict(list)
         for i, item in enumerate(features):
@@ -48,8 +52,16 @@ class StenoWhisper(WhisperForConditionalGeneration):  # type: ignore[misc]
         for indices in by_length.values():
             outputs = self.model.get_encoder_outputs(torch.stack([features[i] for i in indices]))
             for i, output in zip(indices, outputs, strict=True):
-                encoded[i] = output
+                whole = len(output) == WINDOW_POSITIONS
+                encoded[i] = output if whole else torch.cat([output, self._end_of_silent_window(features[i])])
         return tuple(encoded)
+
+    def _end_of_silent_window(self, like: torch.Tensor) -> torch.Tensor:
+        """Return the last positions of an encoded silent window, (END_POSITIONS, d_model)."""
+        if self._window_end is None:
+            silent = torch.full_like(like[:, :1], SILENCE).expand(-1, WINDOW_POSITIONS * FRAMES_PER_POSITION)
+            self._window_end = self.model.get_encoder_outputs(silent[None].contiguous())[0][-END_POSITIONS:].clone()
+        return self._window_end
 
 
 class WhisperRulesV1(LogitsProcessor):  # type: ignore[misc]

@@ -5,7 +5,7 @@ import pytest
 import torch
 from transformers import WhisperFeatureExtractor
 
-from engine.features import log_mel
+from engine.features import SILENCE, attended_positions, encoder_positions, log_mel
 from tests import speech
 
 WINDOW = 480_000  # samples of Whisper's 30 s
@@ -55,6 +55,22 @@ def test_what_does_not_fit_is_refused_and_never_cut(positions):
     assert log_mel(fits, n_mels=80, positions=positions).shape == (80, 2 * positions)
     with pytest.raises(ValueError, match=rf"{len(fits) + 1} samples .* {positions} encoder positions"):
         log_mel(np.append(fits, np.float32(0)), n_mels=80, positions=positions)
+
+
+@pytest.mark.parametrize("seconds", [0.01, 1.0, 10.0, 27.0, 27.5, 30.0])
+def test_audio_its_silence_and_the_end_of_a_window_fit_into_the_window(seconds):
+    samples = round(seconds * 16_000)
+    encoded = encoder_positions(samples)
+    attended = attended_positions(encoded)
+    assert encoded * 320 >= samples
+    assert attended <= 1500
+    if encoded < 1500:
+        assert encoded * 320 - samples >= 1.28 * 16_000
+        assert attended > encoded
+
+
+def test_silence_has_the_value_that_the_end_of_a_silent_window_is_made_from():
+    assert float(log_mel(np.zeros(16_000, np.float32), n_mels=80).unique()) == SILENCE
 
 
 def test_the_samples_are_left_as_they_were():
