@@ -20,7 +20,7 @@ import numpy as np
 from app.quality import AVG_LOGPROB_LIMIT, COMPRESSION_RATIO_LIMIT, NO_SPEECH_LIMIT, compression_ratio, judge, temperatures
 from app.transcript import Piece, Segment, Stages
 from app.words import words_of
-from engine.base import DecodeRequest, Engine, Outcome, Usage
+from engine.base import AudioContext, DecodeRequest, Engine, Outcome, Usage
 from engine.segments import Segment as Heard
 
 logger = logging.getLogger(__name__)
@@ -144,14 +144,14 @@ class WindowDecoder:
         return timed
 
     async def _best_attempt(self, request: DecodeRequest, result: WindowText) -> tuple[_Attempt, float]:
-        """Decode at rising temperatures until the text can be trusted; else return the best of what came.
+        """Decode until the text can be trusted, in the whole window and then at rising temperatures; else return the best.
 
         People do repeat themselves, and read lists: what looks like a loop may be right, and is better than what a high
         temperature made up.
         """
         attempts: list[tuple[_Attempt, float]] = []
-        for temperature in temperatures(request.temperature):
-            attempt = await self._attempt(replace(request, temperature=temperature))
+        for temperature, context in self._ways(request):
+            attempt = await self._attempt(replace(request, temperature=temperature, audio_context=context))
             outcome = attempt.outcome
             result.usage += outcome.usage
             result.stages += Stages(queue=outcome.queue_seconds, engine=outcome.engine_seconds)
@@ -172,8 +172,18 @@ class WindowDecoder:
             attempts.append((attempt, temperature))
             if verdict == "good" or attempt.shown:
                 break
-            logger.info("%s: the decode at temperature %.1f is %s", request.id, temperature, verdict)
+            logger.info("%s: the decode at temperature %.1f (%s) is %s", request.id, temperature, context or "first", verdict)
         return max(attempts, key=lambda made: (made[0].shown, _worth(made[0])))
+
+    def _ways(self, request: DecodeRequest) -> Iterator[tuple[float, AudioContext | None]]:
+        """Yield the temperature and the audio context of each decode: the whole window before a higher temperature."""
+        first, *higher = temperatures(request.temperature)
+        yield first, request.audio_context
+        is_short = (request.audio_context or self._engine.limits.audio_context) == "true"
+        if is_short:
+            yield first, "full"
+        for temperature in higher:
+            yield temperature, "full" if is_short else request.audio_context
 
     async def _attempt(self, request: DecodeRequest) -> _Attempt:
         self._decodes += 1

@@ -67,11 +67,15 @@ class EngineState:
 
 @dataclass(frozen=True, slots=True)
 class EngineLimits:
-    """What an engine can take. `concurrency` is how many requests decode at once; more of them wait."""
+    """What an engine can take.
+
+    `concurrency` is how many requests decode at once; more of them wait. `audio_context` is that of requests that name none.
+    """
 
     concurrency: int
     languages: tuple[str, ...]
     abilities: frozenset[Ability]
+    audio_context: AudioContext = "full"
     window_seconds: float = 30.0
     sample_rate: int = 16_000
 

@@ -13,6 +13,7 @@ from types import TracebackType
 from typing import Self
 
 from engine.base import (
+    AudioContext,
     DecodeRequest,
     Delta,
     EngineFailedError,
@@ -73,6 +74,7 @@ class FakeEngine:
         multilingual: bool = True,
         start_seconds: float = 0.0,
         fail_start: str = "",
+        audio_context: AudioContext = "full",
     ) -> None:
         self._script = script
         self._start_seconds, self._fail_start = start_seconds, fail_start
@@ -80,6 +82,7 @@ class FakeEngine:
             concurrency=concurrency,
             languages=LANGUAGE_CODES[:99] if multilingual else ("en",),
             abilities=frozenset(("detection", "translation", "prompt", "words") if multilingual else ("prompt", "words")),
+            audio_context=audio_context,
         )
         self._state = EngineState("starting", "a scripted start")
         self._settled = asyncio.Event()

@@ -402,6 +402,7 @@ class LoadedModel:
                 concurrency=options.concurrency,
                 languages=tuple(layout.languages) if layout.multilingual else ("en",),
                 abilities=frozenset(abilities),
+                audio_context=options.audio_context,
             ),
             options=options,
             device=f"CPU, {threads} thread{'s'[: threads > 1]}, {dtype}" if on_cpu else f"GPU, {dtype}",
@@ -419,7 +420,7 @@ class LoadedModel:
         from engine.features import WINDOW_POSITIONS, attended_positions, encoder_positions, log_mel
 
         check_request(request, self.limits)
-        whole_window = (request.audio_context or self.options.audio_context) == "full"
+        whole_window = (request.audio_context or self.limits.audio_context) == "full"
         encoded = WINDOW_POSITIONS if whole_window else encoder_positions(len(request.samples))
         mel = log_mel(request.samples, n_mels=self.checkpoint.n_mels, positions=encoded)
         positions = attended_positions(encoded)

@@ -162,6 +162,22 @@ async def test_continuous_windows_are_told_what_was_said_before_one_after_anothe
     assert most == 1
 
 
+@pytest.mark.parametrize("context", ["full", "true"])
+async def test_a_decode_of_the_true_length_that_is_not_to_be_trusted_is_made_again_in_the_whole_window(context):
+    """Each decode fails but the last; the whole window comes before a higher temperature, and stays."""
+    ways: list[tuple[float, str]] = []
+
+    def script(request: DecodeRequest) -> Reply:
+        ways.append((request.temperature, request.audio_context or context))
+        return Reply((" unsure",), avg_logprob=-2.0)
+
+    async with FakeEngine(script, audio_context=context) as engine:
+        await engine.wait_ready()
+        await collect(a_transcriber(engine), long_audio(20), Options(language="en"))
+    higher = [(temperature, "full") for temperature in (0.2, 0.4, 0.6, 0.8, 1.0)]
+    assert ways == ([(0.0, "true")] if context == "true" else []) + [(0.0, "full"), *higher]
+
+
 async def test_text_that_only_a_high_temperature_gave_conditions_nothing():
     def script(request: DecodeRequest) -> Reply:
         unsure = number_of(request) == 1 and request.temperature < 0.6
