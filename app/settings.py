@@ -37,7 +37,9 @@ class Settings(BaseSettings):
         "vLLM behind one synchronous worker, to compare with.",
     )
     audio_context: Literal["full", "true"] = Field(
-        "full", description="Encode the whole 30 s window (`full`), or each audio at its own length (`true`)."
+        "true",
+        description="Encode each audio at its own length (`true`; what is not to be trusted again in the whole window), or the "
+        "whole 30 s window (`full`).",
     )
     dtype: Literal["auto", "bfloat16", "float16", "float32"] = Field(
         "auto", description="Numbers of the engine; `auto` is bfloat16 where the hardware multiplies it."

@@ -6,6 +6,7 @@ Work begins when the file does, if the fields that say how came before it; text 
 import time
 from collections.abc import AsyncGenerator
 from contextlib import AsyncExitStack, aclosing
+from dataclasses import replace
 from typing import Any
 from urllib.parse import quote
 
@@ -29,6 +30,7 @@ from routers.sse import event_stream
 from routers.uploads import Upload
 
 MAX_HEADER_CHARACTERS = 1000
+FIRST_SECONDS = 10.0  # of a stream's first window, so that its text comes soon
 EARLY_CHARACTERS = 32_000  # of text, sent to a client that still uploads and so may not read yet
 
 REFUSALS = errors(400, 404, 408, 413, 500, 503)
@@ -152,7 +154,8 @@ class _Transcription:
         self._services.transcriber.check(self.form.options(self.task))
         self._upload.file.rewind()
         raw = raw_format(self._upload.content_type)
-        self._speech = await self._services.transcriber.open(self._permit, self._upload.file, self.form.policy, raw)
+        policy = replace(self.form.policy, first_limit_seconds=FIRST_SECONDS) if self.form.streams else self.form.policy
+        self._speech = await self._services.transcriber.open(self._permit, self._upload.file, policy, raw)
 
     async def items(self) -> AsyncGenerator[TextDelta | Progress | Transcript, None]:
         """Transcribe: what the use case yields.

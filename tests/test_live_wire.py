@@ -123,7 +123,7 @@ def test_what_is_not_certain_comes_to_those_who_ask_for_it_and_so_does_the_profi
     events = client.events()
     partials = [event for event in events[:-1] if event["type"] == "transcript.text.partial"]
     assert partials
-    assert all(set(event) == {"type", "utterance", "revision", "text"} for event in partials)
+    assert all(set(event) == {"type", "utterance", "revision", "text", "seconds"} for event in partials)
     assert "profile" not in events[-2]
     asked = Duplex(gateway, **{"include[]": "profile"})
     asked.send(s16le(saying(1, 5)))

@@ -1,5 +1,7 @@
 """Where somebody speaks: windows cut from any stream, and silero on real speech and on what is none."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
@@ -59,11 +61,13 @@ def test_streams_that_are_fed_together_hear_what_each_hears_alone():
 
 
 @settings(max_examples=300, deadline=None)
-@given(streams())
-def test_windows_hold_all_speech_once_within_the_limit_and_do_not_depend_on_how_they_are_fed(stream):
+@given(streams(), st.floats(1, 40))
+def test_windows_hold_all_speech_once_within_the_limit_and_do_not_depend_on_how_they_are_fed(stream, first_limit):
     samples, probabilities, pieces = stream
-    windows = cut(samples, probabilities, POLICY, pieces)
-    whole = cut(samples, probabilities, POLICY, [])
+    policy = replace(POLICY, first_limit_seconds=first_limit)
+    windows = cut(samples, probabilities, policy, pieces)
+    whole = cut(samples, probabilities, policy, [])
+    assert all(len(w.samples) <= first_limit * RATE for w in windows[:1])
     assert [(w.start, len(w.samples)) for w in windows] == [(w.start, len(w.samples)) for w in whole]
     covered = np.zeros(len(samples), dtype=int)
     for window in windows:
@@ -80,17 +84,18 @@ def test_windows_hold_all_speech_once_within_the_limit_and_do_not_depend_on_how_
 
 
 @settings(max_examples=50, deadline=None)
-@given(st.integers(1, 400_000))
-def test_of_continuous_speech_every_sample_is_in_exactly_one_window_and_none_is_a_scrap(length):
+@given(st.integers(1, 400_000), st.floats(1, 40))
+def test_of_continuous_speech_every_sample_is_in_exactly_one_window_and_none_is_a_scrap(length, first_limit):
+    policy = replace(POLICY, first_limit_seconds=first_limit)
     samples = np.random.default_rng(length).uniform(-1, 1, length).astype(np.float32)
     frames = length // FRAME_SAMPLES
-    windows = cut(samples, np.ones(frames, np.float32), POLICY, [])
+    windows = cut(samples, np.ones(frames, np.float32), policy, [])
     if frames < 3:  # too short to be taken for speech
         return
     assert np.array_equal(np.concatenate([w.samples for w in windows]), samples)
     limit = POLICY.limit_seconds * RATE
     assert all(len(w.samples) <= limit for w in windows)
-    assert len(windows) == 1 or min(len(w.samples) for w in windows) >= limit // 6
+    assert len(windows) == 1 or min(len(w.samples) for w in windows) >= min(limit, first_limit * RATE) // 6 - FRAME_SAMPLES
 
 
 def test_the_cut_falls_into_the_pause():

@@ -505,6 +505,7 @@ def test_the_openapi_document_names_every_field_of_the_form(gateway: Gateway):
         "languages",
         "stream",
         "stream_progress",
+        "stream_include_usage",
         "timestamp_granularities",
         "include",
         "keywords",

@@ -52,6 +52,7 @@ class CutPolicy:
 
     Attributes:
         limit_seconds: the longest window.
+        first_limit_seconds: the longest first one, where somebody waits for its text.
         threshold: the probability from which on a frame is speech.
         before_seconds, after_seconds: silence kept at either end of the speech, so that no first sound is lost.
         silence_seconds: silence that closes a window; shorter pauses stay inside.
@@ -59,6 +60,7 @@ class CutPolicy:
     """
 
     limit_seconds: float = 30.0
+    first_limit_seconds: float = 30.0
     threshold: float = 0.4
     before_seconds: float = 0.4
     after_seconds: float = AFTER_SECONDS
@@ -85,10 +87,12 @@ class WindowCutter:
     _window_start: int | None = None
     _speech_end: int = 0  # of the open window
     _last_end: int = 0  # no window begins before it
+    _limit_seconds: float = field(init=False)  # of the open window, or the next
     _run: SpeechRun = field(init=False)
 
     def __post_init__(self) -> None:
         self._run = SpeechRun(self.policy.threshold)
+        self._limit_seconds = min(self.policy.first_limit_seconds, self.policy.limit_seconds)
 
     def feed(self, samples: Samples, probabilities: Samples) -> Iterator[Window]:
         """Take whole frames and yield the windows that they complete."""
@@ -118,13 +122,12 @@ class WindowCutter:
             return
         if self._position - self._speech_end >= self._samples(policy.silence_seconds):
             yield from self._close(self._speech_end + self._samples(policy.after_seconds))
-        elif self._position - self._window_start >= self._samples(policy.limit_seconds * (1 + TAIL_SHARE)):
+        elif self._position - self._window_start >= self._samples(self._limit_seconds * (1 + TAIL_SHARE)):
             yield self._cut()
 
     def _close(self, end: int) -> Iterator[Window]:
         """Yield the open window up to `end`, in two if it is longer than the limit."""
-        limit = self._samples(self.policy.limit_seconds)
-        while self._window_start is not None and end - self._window_start > limit:
+        while self._window_start is not None and end - self._window_start > self._samples(self._limit_seconds):
             yield self._cut(end)
         assert self._window_start is not None
         yield self._window(self._window_start, end)
@@ -133,7 +136,7 @@ class WindowCutter:
     def _cut(self, end: int | None = None) -> Window:
         """Cut the open window at the quietest point before its limit; the rest stays open."""
         assert self._window_start is not None
-        start, limit = self._window_start, self._samples(self.policy.limit_seconds)
+        start, limit = self._window_start, self._samples(self._limit_seconds)
         latest = min(limit, (end or self._position) - start - int(limit * TAIL_SHARE))
         earliest = min(int(limit * (1 - SEARCH_SHARE)), latest)
         offset = start - self._buffer_start
@@ -145,6 +148,7 @@ class WindowCutter:
 
     def _window(self, start: int, end: int) -> Window:
         self._last_end = end
+        self._limit_seconds = self.policy.limit_seconds
         return Window(start, self._buffer[start - self._buffer_start : end - self._buffer_start].copy())
 
     def _forget(self) -> None:
