@@ -219,6 +219,11 @@ class LiveSession:
         """Whether nothing more will be told."""
         return self._over
 
+    @property
+    def has_room(self) -> bool:
+        """Whether the session keeps less than it may."""
+        return self._room.is_set()
+
     async def wait_for_room(self) -> None:
         """Wait while the session has more than it may keep."""
         await self._room.wait()

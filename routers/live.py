@@ -3,16 +3,17 @@
 import asyncio
 import logging
 import time
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, AsyncIterator, Coroutine
 from contextlib import AsyncExitStack, aclosing, suppress
 from typing import Any
 
+import numpy as np
 from fastapi import Request
 from fastapi.responses import Response
 from starlette.requests import ClientDisconnect
 
 from app.audio.arriving import ArrivingStream
-from app.audio.decode import AudioReader, RawFormat
+from app.audio.decode import MIN_SECONDS, AudioReader, PcmDecoder, RawFormat, Samples, too_short
 from app.errors import StenoError, TranscriptionFailedError, UnsupportedValueError, UploadBrokenError, UploadStalledError
 from app.live import LiveSession
 from app.live_events import LiveDelta, LiveEvent, LivePartial, UtteranceChanged
@@ -65,12 +66,10 @@ async def _answer(request: Request, services: Services, request_id: str, form: T
         permit = holding.enter_context(services.admission.admit())
         session = services.live.start(permit, options, request_id=request_id, endpoints=endpoints(form.chunking_strategy))
         holding.callback(session.close)
-        body = _Body(request, services)
-        await holding.enter_async_context(body)
-        pump = _Pump(body, session, services, raw)
-        await holding.enter_async_context(pump)
-        await unless_client_leaves(body.client_left, pump.opened())
-        return event_stream(_events(session, form, task), client_left=body.client_left, holding=holding.pop_all())
+        source = _Samples(request, session, services, raw) if raw else _Container(request, session, services)
+        await holding.enter_async_context(source)
+        await unless_client_leaves(source.client_left, source.opened())
+        return event_stream(_events(session, form, task), client_left=source.client_left, holding=holding.pop_all())
 
 
 def endpoints(chunking: Chunking | None) -> EndpointPolicy:
@@ -87,74 +86,31 @@ def endpoints(chunking: Chunking | None) -> EndpointPolicy:
     )
 
 
-class _Body:
-    """Reads the body into a bounded stream. While that is full the socket is not read, and the sender waits.
+class _Source:
+    """Takes the body, and feeds the session with its sound, in tasks that end when it is left."""
 
-    A client that vanishes meanwhile is only seen by reading on after a ping to it has failed: now and then a little is read.
-    """
-
-    def __init__(self, request: Request, services: Services) -> None:
-        self._request = request
-        self._idle_seconds = services.settings.live_idle_seconds
+    def __init__(self, request: Request, session: LiveSession, services: Services) -> None:
+        self._request, self._session, self._services = request, session, services
+        self._rate = services.engine.limits.sample_rate
         self._gone = asyncio.Event()
-        self.stream = ArrivingStream(idle=services.live.cores.idle)
+        self._opened: asyncio.Future[StenoError | None] = asyncio.get_running_loop().create_future()
+        self._tasks: list[asyncio.Task[None]] = []
 
-    async def __aenter__(self) -> "_Body":
-        self._reading = asyncio.create_task(self._read())
+    async def __aenter__(self) -> "_Source":
+        self._tasks = [asyncio.create_task(work) for work in self._work()]
         return self
 
     async def __aexit__(self, *_: object) -> None:
-        self.stream.interrupt()
-        self._reading.cancel()
-        await asyncio.wait({self._reading})
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.wait(self._tasks)
+
+    def _work(self) -> list[Coroutine[Any, Any, None]]:
+        raise NotImplementedError
 
     async def client_left(self) -> None:
+        """Wait until the client has gone."""
         await self._gone.wait()
-
-    async def _read(self) -> None:
-        try:
-            async for chunk in unless_stalled(self._request.stream(), self._idle_seconds):
-                with suppress(TimeoutError):
-                    async with asyncio.timeout(PROBE_SECONDS):
-                        await self.stream.wait_for_room()
-                self.stream.write(chunk)
-            self.stream.finish()
-        except UploadStalledError as error:
-            self.stream.fail(error)
-            return
-        except ClientDisconnect:
-            self.stream.interrupt()
-            self._gone.set()
-            return
-        await disconnected(self._request)
-        self._gone.set()
-
-
-class _Pump:
-    """Decodes the stream, and feeds the session with its sound."""
-
-    def __init__(self, body: _Body, session: LiveSession, services: Services, raw: RawFormat | None) -> None:
-        self._body, self._session, self._raw = body, session, raw
-        self._cores = services.live.cores
-        self._rate = services.engine.limits.sample_rate
-        self._max_seconds = services.live.policy.max_seconds
-        self._opened: asyncio.Future[StenoError | None] = asyncio.get_running_loop().create_future()
-
-    async def __aenter__(self) -> "_Pump":
-        self._pumping = asyncio.create_task(self._pump())
-        return self
-
-    async def __aexit__(self, *_: object) -> None:
-        self._body.stream.interrupt()
-        self._pumping.cancel()
-        await asyncio.wait({self._pumping})
-
-    def _read(self, reader: AudioReader) -> Any:
-        """Decode a chunk, and count the time that it took, without that for which its bytes were waited for."""
-        began, waited = time.monotonic(), self._body.stream.waited
-        samples = reader.read(int(CHUNK_SECONDS * self._rate))
-        self._session.profile.decode += time.monotonic() - began - (self._body.stream.waited - waited)
-        return samples
 
     async def opened(self) -> None:
         """Wait until there is sound.
@@ -166,11 +122,113 @@ class _Pump:
         if error := await asyncio.shield(self._opened):
             raise error
 
-    async def _pump(self) -> None:
+    def _chunks(self) -> AsyncIterator[bytes]:
+        return unless_stalled(self._request.stream(), self._services.settings.live_idle_seconds)
+
+    async def _watch(self) -> None:
+        """Wait for the client's leaving, once the body has been read."""
+        await disconnected(self._request)
+        self._gone.set()
+
+
+class _Samples(_Source):
+    """Samples without a header. They are decoded in the event loop: a thread's part in it would cost more than they do.
+
+    While the session is full the socket is not read, and the sender waits. A client that vanishes meanwhile is only seen by
+    reading on after a ping to it has failed: now and then a little is read.
+    """
+
+    def __init__(self, request: Request, session: LiveSession, services: Services, raw: RawFormat) -> None:
+        super().__init__(request, session, services)
+        self._decoder = PcmDecoder(raw, rate=self._rate)
+        self._held: list[Samples] = []  # not fed yet
+
+    def _work(self) -> list[Coroutine[Any, Any, None]]:
+        return [self._take()]
+
+    async def _take(self) -> None:
         try:
-            reader = await self._cores.call(
-                AudioReader, self._body.stream, rate=self._rate, max_seconds=self._max_seconds, raw=self._raw, live=True
-            )
+            async for chunk in self._chunks():
+                with suppress(TimeoutError):
+                    async with asyncio.timeout(PROBE_SECONDS):
+                        await self._session.wait_for_room()
+                began = time.monotonic()
+                self._held.append(self._decoder.feed(chunk))
+                self._session.profile.decode += time.monotonic() - began
+                if self._is_open() and self._session.has_room:
+                    await self._feed_held()
+            self._tasks.append(asyncio.create_task(self._watch()))
+            self._held.append(self._decoder.flush())
+            if not self._is_open():
+                raise too_short(sum(map(len, self._held)))
+            await self._feed_held()
+            self._session.stop()
+        except ClientDisconnect:
+            self._session.close()
+            self._gone.set()
+        except Exception as error:
+            failure = _as_ours(error)
+            if self._opened.done():
+                self._session.fail(failure)
+            else:
+                self._opened.set_result(failure)
+
+    def _is_open(self) -> bool:
+        if not self._opened.done() and sum(map(len, self._held)) >= MIN_SECONDS * self._rate:
+            self._opened.set_result(None)
+        return self._opened.done()
+
+    async def _feed_held(self) -> None:
+        held, self._held = self._held, []
+        await self._session.feed(np.concatenate(held))
+
+
+class _Container(_Source):
+    """A container, which FFmpeg reads in a worker thread as it comes.
+
+    While the stream between them is full the socket is not read; see `_Samples`.
+    """
+
+    def __init__(self, request: Request, session: LiveSession, services: Services) -> None:
+        super().__init__(request, session, services)
+        self._cores = services.live.cores
+        self._stream = ArrivingStream(idle=self._cores.idle)
+
+    def _work(self) -> list[Coroutine[Any, Any, None]]:
+        return [self._receive(), self._pump()]
+
+    async def __aexit__(self, *_: object) -> None:
+        self._stream.interrupt()
+        await super().__aexit__()
+
+    async def _receive(self) -> None:
+        try:
+            async for chunk in self._chunks():
+                with suppress(TimeoutError):
+                    async with asyncio.timeout(PROBE_SECONDS):
+                        await self._stream.wait_for_room()
+                self._stream.write(chunk)
+            self._stream.finish()
+        except UploadStalledError as error:
+            self._stream.fail(error)
+            return
+        except ClientDisconnect:
+            self._stream.interrupt()
+            self._gone.set()
+            return
+        await self._watch()
+
+    def _read(self, reader: AudioReader) -> Samples:
+        """Decode a chunk, and count the time that it took, without that for which its bytes were waited for."""
+        began, waited = time.monotonic(), self._stream.waited
+        samples = reader.read(int(CHUNK_SECONDS * self._rate))
+        self._session.profile.decode += time.monotonic() - began - (self._stream.waited - waited)
+        return samples
+
+    async def _pump(self) -> None:
+        max_seconds = self._services.live.policy.max_seconds
+        try:
+            reader = await self._cores.call(AudioReader, self._stream, rate=self._rate, max_seconds=max_seconds, live=True)
         except Exception as error:
             self._opened.set_result(_as_ours(error))
             return

@@ -533,7 +533,11 @@ async def test_the_profile_explains_where_the_time_went():
         await engine.wait_ready()
         session = start(sessions_on(engine), endpoints=EndpointPolicy())
         began = time.monotonic()
-        await run(session, np.concatenate([saying(1, 20), silence(3.0)]))
+
+        async def wait(_: int) -> None:
+            await settled(engine)
+
+        await run(session, np.concatenate([saying(1, 20), silence(3.0)]), between=wait)
         took = (time.monotonic() - began) * 1000
     summary = session.profile.summary()
     assert summary["finals"] == 1

@@ -91,10 +91,8 @@ class AudioReader:
         self._taken = 0
         self._blocks = _mono_blocks(file, rate, max_seconds, _open_options(raw, live=live))
         self._rest = self._gather(int(MIN_SECONDS * rate))
-        if not len(self._rest):
-            raise AudioError("Audio file might be corrupted or unsupported: it holds no sound that can be decoded.")
         if len(self._rest) < int(MIN_SECONDS * rate):
-            raise AudioError("Audio file is too short. Minimum audio length is 0.1 seconds.", code="audio_too_short")
+            raise too_short(len(self._rest))
 
     @property
     def seconds(self) -> float:
@@ -128,6 +126,13 @@ class AudioReader:
             blocks.append(block)
             missing -= len(block)
         return np.concatenate(blocks) if blocks else np.zeros(0, dtype=np.float32)
+
+
+def too_short(samples: int) -> AudioError:
+    """Return the error for so few samples, or none."""
+    if not samples:
+        return AudioError("Audio file might be corrupted or unsupported: it holds no sound that can be decoded.")
+    return AudioError("Audio file is too short. Minimum audio length is 0.1 seconds.", code="audio_too_short")
 
 
 def too_long(max_seconds: float) -> AudioError:
