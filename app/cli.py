@@ -248,6 +248,41 @@ def models(settings: Settings) -> None:
     out.print(table)
 
 
+@app.command()
+@_with_settings("model")
+def tune(
+    settings: Settings,
+    file: Annotated[Path, typer.Option("--write", help="Where the best settings are written.")] = Path(".env"),
+    dry_run: Annotated[bool, typer.Option(help="Only print them.")] = False,
+) -> None:
+    """Find how the engine runs best on this machine: it is started in several ways, which takes minutes each."""
+    from app.tune import TuneError, measured, on_this_machine, tune, write_settings
+    from bench.corpus import CorpusError, load_corpus
+
+    tuning = on_this_machine()
+
+    async def run() -> None:
+        clips = load_corpus(None)
+        with err.status("measuring; the engine starts anew for each") as status:
+            async for candidate in tune(tuning, lambda values: measured(values, clips, model=settings.model)):
+                said = ", ".join(f"{flag(name)} {value}" for name, value in candidate.values.items())
+                err.print(f"  {candidate.rtfx:6.2f} s of audio a second   {said}", markup=False)
+                status.update("measuring; the engine starts anew for each")
+
+    try:
+        asyncio.run(run())
+    except (TuneError, CorpusError) as error:
+        err.print(f"steno: {error}", markup=False)
+        raise typer.Exit(1) from error
+    except KeyboardInterrupt:
+        raise typer.Exit(130) from None
+    if not dry_run:
+        write_settings(file, tuning.chosen)
+    out.print(" ".join(f"{flag(name)} {value}" for name, value in tuning.chosen.items()), markup=False)
+    if not dry_run:
+        err.print(f"written to {file}", markup=False)
+
+
 @app.command(context_settings={"allow_extra_args": True, "ignore_unknown_options": True}, add_help_option=False)
 def bench(context: typer.Context) -> None:
     """Measure how many requests and live streams a server carries."""

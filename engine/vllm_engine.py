@@ -18,8 +18,9 @@ import re
 import threading
 import time
 import uuid
-from collections.abc import AsyncGenerator, AsyncIterator, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Iterator, Sequence
 from dataclasses import dataclass, replace
+from multiprocessing import forkserver
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 from types import TracebackType
@@ -136,13 +137,15 @@ class VllmEngine:
 
         try:
             began = time.monotonic()
+            _set_environment(self._options)
+            _import_ahead()
             checkpoint = resolve(self._options.model, self._options.cache_dir)
             report("importing vLLM")
-            _set_environment(self._options)
             model = LoadedModel.load(checkpoint, self._options)
             report(f"loading {checkpoint.name} into the engine")
             self._other_children, self._building = set(multiprocessing.active_children()), True
-            llm = self._build(model)
+            with _forking_from_who_has_imported():
+                llm = self._build(model)
             self._building = False
             logger.info("engine built in %.0f s", time.monotonic() - began)
         except CheckpointError as error:
@@ -520,6 +523,30 @@ def _set_environment(options: VllmOptions) -> None:
         **({} if _has_gpu() else {"TORCHDYNAMO_DISABLE": "1"}),
     }.items():
         os.environ.setdefault(name, value)
+
+
+def _import_ahead() -> None:
+    """Begin to import vLLM in a process from which that of the engine will be forked, while this one imports it too.
+
+    Not where there is a GPU: what an import does with its driver must not be forked.
+    """
+    if not _has_gpu():
+        multiprocessing.set_forkserver_preload(["vllm.v1.engine.core", "engine.vllm_plugin"])
+        forkserver.ensure_running()
+
+
+@contextlib.contextmanager
+def _forking_from_who_has_imported() -> Iterator[None]:
+    """Let vLLM make its process from the one that has imported it: vLLM itself knows only new and copied processes."""
+    import vllm.v1.engine.utils as making
+
+    before = making.get_mp_context
+    if not _has_gpu():
+        making.get_mp_context = lambda: multiprocessing.get_context("forkserver")
+    try:
+        yield
+    finally:
+        making.get_mp_context = before
 
 
 def _has_gpu() -> bool:
