@@ -204,6 +204,7 @@ class LiveSession:
         self._languages: dict[str, None] = {}
         self._usage, self._stages = Usage(), Stages()
         self._wanted_at: float | None = None
+        self._resting_until = 0.0
         self._over = False
         self.profile = Profile()
 
@@ -362,7 +363,7 @@ class LiveSession:
 
     def advance(self) -> None:
         """Decode a partial, if one is due and there is a place for it."""
-        if not self._machine.wants_turn or self._over:
+        if not self._machine.wants_turn or self._over or time.monotonic() < self._resting_until:
             self._wanted_at = None
             return
         self._wanted_at = self._wanted_at or time.monotonic()
@@ -432,6 +433,16 @@ class LiveSession:
         )
 
     async def _partial(self, job: machine.Decode, samples: Samples) -> Hypothesis | None:
+        began = time.monotonic()
+        try:
+            return await self._decode_partial(job, samples)
+        finally:
+            # A loaded engine takes longer: then partials come less often, and leave it time for finals.
+            now = time.monotonic()
+            if (took := now - began) > self._policy.step_seconds:
+                self._resting_until = now + took
+
+    async def _decode_partial(self, job: machine.Decode, samples: Samples) -> Hypothesis | None:
         self.profile.partials += 1
         request = self._request(job, samples)
         request = replace(

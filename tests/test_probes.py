@@ -794,6 +794,8 @@ def test_segments_are_numbered_and_timed_through_the_file(server: Server, number
 
 @real(103)
 def test_a_long_stream_says_what_the_whole_answer_says_and_begins_before_the_work_ends(server: Server, numbered: np.ndarray):
+    from whisper.normalizers import EnglishTextNormalizer
+
     question = {"data": {"model": "whisper-1", "stream": "true"}, "files": {"file": ("a.wav", joined(numbered))}}
     with HTTP.stream("POST", f"{server.url}/v1/audio/transcriptions", **question) as response:
         received = b""
@@ -804,7 +806,8 @@ def test_a_long_stream_says_what_the_whole_answer_says_and_begins_before_the_wor
             received += piece
     text, _ = streamed(httpx.Response(200, content=received, request=response.request))
     assert received.count(b"transcript.text.delta") >= 10
-    assert error_rate(server.verbose(joined(numbered))["text"], text) <= 0.05
+    normalise = EnglishTextNormalizer()  # the two are cut elsewhere, and one may write what the other spells
+    assert error_rate(normalise(server.verbose(joined(numbered))["text"]), normalise(text)) <= 0.05
 
 
 @real(104)
