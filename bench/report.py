@@ -92,12 +92,13 @@ def detail_of(level: Level) -> tuple[list[str], list[list[str]]]:
     return headings, rows
 
 
-def notes_of(result: Result) -> list[str]:
+def notes_of(result: Result, *, with_answer: bool = True) -> list[str]:
     """Return what must be said beside the table."""
     notes = list(result.reading)
-    if result.slo:
-        notes.insert(0, result.slo.words)
-    elif any(level.slo for level in result.levels):
+    if result.slo and with_answer:
+        cost = next((level.cost_per_audio_hour for level in result.levels if level.load == result.slo.last_passing), None)
+        notes.insert(0, result.slo.words + ("" if cost is None else f" An hour of audio costs {cost:.4f} there."))
+    elif not result.slo and any(level.slo for level in result.levels):
         for level in result.levels:
             verdicts = ", ".join(f"{name} {verdict}" for name, verdict in level.slo.items())
             notes.append(f"At {level.load:g}: service level {'kept' if level.slo_holds else 'not kept'} ({verdicts}).")
@@ -278,7 +279,7 @@ def page_of(result: Result, records: Sequence[Record]) -> str:
         machine=e(_machine_line(result)),
         answer=f'<p class="answer">{e(result.slo.words)}</p>' if result.slo else "",
         table=_html_table(*table_of(result)),
-        notes="".join(f"<li>{e(note)}</li>" for note in notes_of(result)),
+        notes="".join(f"<li>{e(note)}</li>" for note in notes_of(result, with_answer=False)),
         plots="".join(f"<figure>{plot}</figure>" for plot in _plots(result, records)),
         details="".join(details),
         formulas="".join(f"<li><code>{e(name)}</code>: {e(formula)}</li>" for name, formula in formulas(result.workload)),

@@ -23,7 +23,7 @@ from bench.metrics import BY_NAME, MAIN, distributions, errors, stages, word_err
 from bench.reading import read_levels
 from bench.record import Record
 from bench.results import InFlight, Level, Machine, Result
-from bench.search import Search, Slo, assess
+from bench.search import Outcome, Search, Slo, Trial, assess
 from bench.statistics import percentile
 
 Workload = Literal["file", "stream", "live"]
@@ -201,11 +201,16 @@ class Sweep:
             n = max(2 * trial.load, min(self._plan.n, STEERING * trial.load))
             if trial.sustained:
                 n = min(max(SUSTAINED * self._plan.n, 2 * trial.load, needed.get(trial.load, 0)), MOST_SUSTAINED * self._plan.n)
-            records = await self._level(trial.load, n=n, sustained=trial.sustained)
-            outcome = assess(self._plan.slos, records[target.label])
+            outcome = await self._try(target, trial, n)
+            if trial.sustained and outcome.needs_n and n < outcome.needs_n <= MOST_SUSTAINED * self._plan.n:
+                outcome = await self._try(target, trial, outcome.needs_n)
             needed[trial.load] = outcome.needs_n or 0
             search.tell(trial, outcome)
         self.measured[target.label].result.slo = search.answer()
+
+    async def _try(self, target: Target, trial: Trial, n: int) -> Outcome:
+        records = await self._level(trial.load, n=n, sustained=trial.sustained)
+        return assess(self._plan.slos, records[target.label])
 
     async def _level(self, load: float, *, n: int | None = None, sustained: bool = False) -> dict[str, list[Record]]:
         n = n or self._plan.n
