@@ -548,3 +548,23 @@ async def test_the_profile_explains_where_the_time_went():
     assert 0 < summary["vad_ms"] <= took
     assert 10 <= summary["encode_ms_p50"] <= took
     assert summary["confirm_ms_max"] is None or 0 < summary["confirm_ms_max"] <= took
+
+
+@pytest.mark.parametrize(("engine_seconds", "step_seconds", "most"), [(0.2, 0.05, 6), (0.0, 0.05, 40)])
+async def test_partials_come_less_often_when_the_engine_takes_long(engine_seconds: float, step_seconds: float, most: int):
+    """What took longer than a step is followed by a rest as long: of two seconds the engine works at most half."""
+    async with FakeEngine(lambda r: replace(reads(r), first_seconds=engine_seconds)) as engine:
+        await engine.wait_ready()
+        session = start(sessions_on(engine, first_seconds=step_seconds, step_seconds=step_seconds))
+        began = time.monotonic()
+        told: list = []
+        listening = asyncio.create_task(listen(session, told))
+        for i in range(40):
+            await session.feed(saying(1, 10)[i * 800 : (i + 1) * 800])
+            await asyncio.sleep(max(0.0, began + (i + 1) * 0.05 - time.monotonic()))
+        took = time.monotonic() - began
+        session.stop()
+        await listening
+    partials = session.profile.partials
+    assert 1 <= partials <= most * max(1.0, took / 2)
+    assert_deltas_join(told)
