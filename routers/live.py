@@ -15,7 +15,7 @@ from starlette.requests import ClientDisconnect
 from app.audio.arriving import ArrivingStream
 from app.audio.decode import MIN_SECONDS, AudioReader, PcmDecoder, RawFormat, Samples, too_short
 from app.errors import StenoError, TranscriptionFailedError, UnsupportedValueError, UploadBrokenError, UploadStalledError
-from app.live import LiveSession
+from app.live import FEED_SECONDS, LiveSession
 from app.live_events import LiveDelta, LiveEvent, LivePartial, UtteranceChanged
 from app.services import Services
 from app.speech.endpointing import EndpointPolicy
@@ -155,8 +155,8 @@ class _Samples(_Source):
                 began = time.monotonic()
                 self._held.append(self._decoder.feed(chunk))
                 self._session.profile.decode += time.monotonic() - began
-                if self._is_open() and self._session.has_room:
-                    await self._feed_held()
+                if self._is_open():
+                    await self._feed_held(only_into_room=True)
             self._tasks.append(asyncio.create_task(self._watch()))
             self._held.append(self._decoder.flush())
             if not self._is_open():
@@ -178,9 +178,14 @@ class _Samples(_Source):
             self._opened.set_result(None)
         return self._opened.done()
 
-    async def _feed_held(self) -> None:
-        held, self._held = self._held, []
-        await self._session.feed(np.concatenate(held))
+    async def _feed_held(self, *, only_into_room: bool = False) -> None:
+        """Feed what is held, piece by piece: one chunk of a flood is many seconds."""
+        samples, step, fed = np.concatenate(self._held), int(FEED_SECONDS * self._rate), 0
+        self._held = []
+        while fed < len(samples) and (self._session.has_room or not only_into_room):
+            await self._session.feed(samples[fed : fed + step])
+            fed += step
+        self._held = [samples[fed:]]
 
 
 class _Container(_Source):
