@@ -157,7 +157,7 @@ class Benchmarks:
         self._runs.pop(run.id, None)
         await asyncio.to_thread(_remove, run.folder)
 
-    async def follow(self, run: BenchRun, after: int | None = None) -> AsyncGenerator[tuple[int, dict[str, Any]], None]:
+    async def follow(self, run: BenchRun, after: int | None = None) -> AsyncGenerator[tuple[int | None, dict[str, Any]], None]:
         """Yield a run's numbered events, those that were and those that come, until it ends."""
         seen = -1 if after is None else after
         while True:
@@ -204,7 +204,7 @@ class Benchmarks:
             assert process.stdout is not None
             async for line in process.stdout:
                 with contextlib.suppress(ValueError):
-                    run.tell({"type": "bench.progress"} | _without_type(json.loads(line)))
+                    run.tell(json.loads(line) | {"type": "bench.progress"})
             run.exit_status = await process.wait()
             detail = await said
         finally:
@@ -233,10 +233,6 @@ async def _end(process: asyncio.subprocess.Process) -> None:
     except TimeoutError:
         process.kill()
         await process.wait()
-
-
-def _without_type(event: dict[str, Any]) -> dict[str, Any]:
-    return {name: value for name, value in event.items() if name != "type"}
 
 
 def _prepare(run: BenchRun) -> None:

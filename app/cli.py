@@ -263,11 +263,10 @@ def tune(
 
     async def run() -> None:
         clips = load_corpus(None)
-        with err.status("measuring; the engine starts anew for each") as status:
+        with err.status("measuring; the engine starts anew for each"):
             async for candidate in tune(tuning, lambda values: measured(values, clips, model=settings.model)):
                 said = ", ".join(f"{flag(name)} {value}" for name, value in candidate.values.items())
                 err.print(f"  {candidate.rtfx:6.2f} s of audio a second   {said}", markup=False)
-                status.update("measuring; the engine starts anew for each")
 
     try:
         asyncio.run(run())

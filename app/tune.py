@@ -9,7 +9,7 @@ import contextlib
 import os
 import socket
 import sys
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -127,8 +127,5 @@ def write_settings(path: Path, values: dict[str, int]) -> None:
     names = {f"STENO_{name.upper()}": value for name, value in values.items()}
     lines = path.read_text(encoding="utf-8").splitlines() if path.is_file() else []
     kept = [line for line in lines if line.partition("=")[0].strip().upper() not in names]
-    path.write_text("\n".join([*kept, *_written(names)]) + "\n", encoding="utf-8")
-
-
-def _written(names: dict[str, int]) -> Iterator[str]:
-    return (f"{name}={value}" for name, value in names.items())
+    written = [f"{name}={value}" for name, value in names.items()]
+    path.write_text("\n".join([*kept, *written]) + "\n", encoding="utf-8")

@@ -30,6 +30,16 @@ class RequestError(Exception):
         self.kind, self.detail = kind, detail[:MOST_DETAIL]
 
 
+def base_of(url: str) -> str:
+    """Return a server's address without `/v1`."""
+    return url.rstrip("/").removesuffix("/v1")
+
+
+def headers_of(api_key: str) -> dict[str, str]:
+    """Return what every request says of itself."""
+    return {"User-Agent": USER_AGENT} | ({"Authorization": f"Bearer {api_key}"} if api_key else {})
+
+
 def _kind_of(error: Exception) -> tuple[str, str]:
     match error:
         case ExceptionGroup():
@@ -58,10 +68,10 @@ class Client(ABC):
         self, url: str, fields: dict[str, str], *, api_key: str = "", timeout: float = 300.0, profile: bool = True
     ) -> None:
         self.profile = profile
-        self.url = url.rstrip("/").removesuffix("/v1")
+        self.url = base_of(url)
         self.fields = fields
         self.timeout = timeout
-        self.headers = {"User-Agent": USER_AGENT} | ({"Authorization": f"Bearer {api_key}"} if api_key else {})
+        self.headers = headers_of(api_key)
 
     @abstractmethod
     async def __aenter__(self) -> Self:

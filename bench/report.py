@@ -19,7 +19,6 @@ from bench.statistics import least_n
 WIDEST_TABLE = 160  # characters; a narrow terminal breaks the lines rather than hide figures
 COLOURS = ("#2563eb", "#ea580c", "#16a34a", "#9333ea", "#dc2626", "#0891b2")
 INK = "#123456"  # stands for the page's own text colour until the plot is drawn
-LARGEST_N_SHOWN = 5000  # points of a distribution
 
 
 def save(result: Result, records: Sequence[Record], path: Path) -> list[Path]:
@@ -335,7 +334,7 @@ def _plots(result: Result, records: Sequence[Record]) -> list[str]:
         for level, colour in zip(levels, COLOURS * len(levels), strict=False):
             values = sorted(
                 value for r in records if r.level == level.load and r.ok and (value := BY_NAME[name].of(r)) is not None
-            )[:LARGEST_N_SHOWN]
+            )
             share = [100 * (i + 1) / len(values) for i in range(len(values))]
             axes.step(values, share, where="post", color=colour, label=f"{level.load:g}")
         axes.set(

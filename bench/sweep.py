@@ -15,7 +15,7 @@ from typing import Any, Literal
 
 import httpx
 
-from bench.clients import USER_AGENT, Client, Door, FileClient, LiveClient, StreamClient
+from bench.clients import Client, Door, FileClient, LiveClient, StreamClient, base_of, headers_of
 from bench.corpus import JOINT, Clip, Deck
 from bench.health import Watch
 from bench.load import Load
@@ -306,9 +306,8 @@ async def describe(target: Target, plan: Plan) -> dict[str, str]:
         TargetError: if it does not answer, or serves another model than the one to be measured.
 
     """
-    headers = {"User-Agent": USER_AGENT} | ({"Authorization": f"Bearer {plan.api_key}"} if plan.api_key else {})
-    base = target.url.rstrip("/").removesuffix("/v1")
-    async with httpx.AsyncClient(headers=headers, timeout=30, trust_env=False) as http:
+    base = base_of(target.url)
+    async with httpx.AsyncClient(headers=headers_of(plan.api_key), timeout=30, trust_env=False) as http:
         try:
             response = await http.get(f"{base}/v1/models")
             if response.status_code in (401, 403):

@@ -1,23 +1,20 @@
 """/bench: measure this gateway from outside, follow the run, read what was found."""
 
 import html
-from collections.abc import AsyncGenerator
-from contextlib import aclosing
 from typing import Annotated, Any, Literal
 
 from fastapi import APIRouter, Depends, Header, Request
 from fastapi.responses import FileResponse, HTMLResponse, JSONResponse, Response
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field
 
 from app.benchmarks import BenchOrder, BenchRun
 from app.errors import ForbiddenError, InvalidInputError
 from app.services import Services
-from routers.bodies import read_body
+from routers.bodies import read_json
 from routers.clients import disconnected
 from routers.dependencies import AnyServices, ReadyServices
-from routers.forms import refusal_of
 from routers.schemas import Responses, errors
-from routers.sse import numbered_stream
+from routers.sse import last_number, numbered_stream
 
 MAX_REQUEST_BYTES = 64 << 10
 LEVELS = (1, 4, 8)
@@ -114,10 +111,7 @@ Measurable = Annotated[Services, Depends(_may_measure)]
 )
 async def start(request: Request, services: Measurable, ready: ReadyServices) -> JSONResponse:
     """Start a run against this gateway. One runs at a time; it goes on when its client leaves."""
-    try:
-        wanted = BenchRequest.model_validate_json(await read_body(request, max_bytes=MAX_REQUEST_BYTES) or b"{}")
-    except ValidationError as error:
-        raise refusal_of(error) from error
+    wanted = await read_json(request, BenchRequest, max_bytes=MAX_REQUEST_BYTES)
     run = services.benchmarks.start(wanted.order(services.settings.max_requests), _own_address(request))
     return JSONResponse(_described(run), 201, {"Location": f"/bench/{run.id}"})
 
@@ -151,10 +145,10 @@ async def events(
 ) -> Response:
     """Follow a run: its events so far, and those that come, until it ends."""
     run = services.benchmarks.find(run_id)
-    after = int(last_event_id) if last_event_id and last_event_id.isascii() and last_event_id.isdigit() else None
+    after = last_number(last_event_id)
     if run.status != "running" and after is not None and run.events and after >= run.events[-1][0]:
         return Response(status_code=204)  # an EventSource comes back after the end, unless told not to
-    return numbered_stream(_events(services, run, after), client_left=lambda: disconnected(request))
+    return numbered_stream(services.benchmarks.follow(run, after), client_left=lambda: disconnected(request))
 
 
 @router.delete("/{run_id}", responses=errors(403, 404))
@@ -163,14 +157,6 @@ async def delete(run_id: str, services: Measurable) -> DeletedRun:
     run = services.benchmarks.find(run_id)
     await services.benchmarks.delete(run)
     return DeletedRun(id=run_id, object="bench.run", deleted=True)
-
-
-async def _events(
-    services: Services, run: BenchRun, after: int | None
-) -> AsyncGenerator[tuple[int | None, dict[str, Any]], None]:
-    async with aclosing(services.benchmarks.follow(run, after)) as followed:
-        async for number, event in followed:
-            yield number, event
 
 
 def _own_address(request: Request) -> str:

@@ -2,10 +2,15 @@
 
 import asyncio
 from collections.abc import AsyncIterator
+from typing import TypeVar
 
 from fastapi import Request
+from pydantic import BaseModel, ValidationError
 
 from app.errors import UploadStalledError, UploadTooLargeError
+from routers.forms import refusal_of
+
+M = TypeVar("M", bound=BaseModel)
 
 STALL_SECONDS = 60  # a client that sends nothing for so long is asleep, and holds what others want
 
@@ -38,3 +43,17 @@ async def unless_stalled(chunks: AsyncIterator[bytes], seconds: float) -> AsyncI
         except TimeoutError as error:
             raise UploadStalledError(seconds) from error
         yield chunk
+
+
+async def read_json(request: Request, kind: type[M], *, max_bytes: int) -> M:
+    """Read a body that is JSON; an empty one says nothing.
+
+    Raises:
+        InvalidInputError: naming the field.
+        UploadTooLargeError: if it is larger.
+
+    """
+    try:
+        return kind.model_validate_json(await read_body(request, max_bytes=max_bytes) or b"{}")
+    except ValidationError as error:
+        raise refusal_of(error) from error

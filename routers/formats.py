@@ -4,7 +4,7 @@
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from fastapi.responses import JSONResponse, PlainTextResponse, Response
@@ -34,10 +34,13 @@ def respond(transcript: Transcript, form: TranslationForm, task: Task) -> Respon
             return JSONResponse(_plain(transcript, form))
 
 
-def done_event(transcript: Transcript, form: TranslationForm, task: Task) -> dict[str, Any]:
-    """Write the `transcript.text.done` event; a format with times adds its fields."""
+def done_event(
+    transcript: Transcript, form: TranslationForm, task: Task, profile: Callable[[], Mapping[str, Any]]
+) -> dict[str, Any]:
+    """Write the `transcript.text.done` event; a format with times adds its fields, and `profile` tells where the time went."""
     timed = _timed(transcript, form, task) if form.response_format == "verbose_json" else {}
-    return {"type": "transcript.text.done", **timed, **_plain(transcript, form)}
+    asked = {"profile": profile()} if form.wants_profile else {}
+    return {"type": "transcript.text.done", **timed, **_plain(transcript, form), **asked}
 
 
 def delta_event(delta: TextDelta, form: TranslationForm) -> dict[str, Any]:

@@ -79,6 +79,11 @@ class TranslationForm(BaseModel):
         return False
 
     @property
+    def wants_profile(self) -> bool:
+        """Whether the client wants to know where the time went."""
+        return False
+
+    @property
     def granularities(self) -> frozenset[str]:
         """Whose times the client wants."""
         return frozenset({"segment"})
@@ -91,6 +96,11 @@ class TranslationForm(BaseModel):
     @property
     def wants_progress(self) -> bool:
         """Whether events shall tell how far the work is."""
+        return False
+
+    @property
+    def wants_chunks(self) -> bool:
+        """Whether the client reads vLLM's chunks instead of OpenAI's events."""
         return False
 
     @field_validator("response_format", mode="before")

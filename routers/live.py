@@ -3,7 +3,7 @@
 import asyncio
 import logging
 import time
-from collections.abc import AsyncGenerator, AsyncIterator, Coroutine
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Coroutine
 from contextlib import AsyncExitStack, aclosing, suppress
 from typing import Any
 
@@ -122,8 +122,17 @@ class _Source:
         if error := await asyncio.shield(self._opened):
             raise error
 
-    def _chunks(self) -> AsyncIterator[bytes]:
-        return unless_stalled(self._request.stream(), self._services.settings.live_idle_seconds)
+    async def _chunks(self, wait_for_room: Callable[[], Awaitable[None]]) -> AsyncIterator[bytes]:
+        """Receive the body. While there is no room the socket is not read, and the sender waits.
+
+        A client that vanishes meanwhile is only seen by reading on after a ping to it has failed: now and then a little is
+        read.
+        """
+        async for chunk in unless_stalled(self._request.stream(), self._services.settings.live_idle_seconds):
+            with suppress(TimeoutError):
+                async with asyncio.timeout(PROBE_SECONDS):
+                    await wait_for_room()
+            yield chunk
 
     async def _watch(self) -> None:
         """Wait for the client's leaving, once the body has been read."""
@@ -132,11 +141,7 @@ class _Source:
 
 
 class _Samples(_Source):
-    """Samples without a header. They are decoded in the event loop: a thread's part in it would cost more than they do.
-
-    While the session is full the socket is not read, and the sender waits. A client that vanishes meanwhile is only seen by
-    reading on after a ping to it has failed: now and then a little is read.
-    """
+    """Samples without a header. They are decoded in the event loop: a thread's part in it would cost more than they do."""
 
     def __init__(self, request: Request, session: LiveSession, services: Services, raw: RawFormat) -> None:
         super().__init__(request, session, services)
@@ -148,10 +153,7 @@ class _Samples(_Source):
 
     async def _take(self) -> None:
         try:
-            async for chunk in self._chunks():
-                with suppress(TimeoutError):
-                    async with asyncio.timeout(PROBE_SECONDS):
-                        await self._session.wait_for_room()
+            async for chunk in self._chunks(self._session.wait_for_room):
                 began = time.monotonic()
                 self._held.append(self._decoder.feed(chunk))
                 self._session.profile.decode += time.monotonic() - began
@@ -189,10 +191,7 @@ class _Samples(_Source):
 
 
 class _Container(_Source):
-    """A container, which FFmpeg reads in a worker thread as it comes.
-
-    While the stream between them is full the socket is not read; see `_Samples`.
-    """
+    """A container, which FFmpeg reads in a worker thread as it comes, out of a bounded stream."""
 
     def __init__(self, request: Request, session: LiveSession, services: Services) -> None:
         super().__init__(request, session, services)
@@ -208,10 +207,7 @@ class _Container(_Source):
 
     async def _receive(self) -> None:
         try:
-            async for chunk in self._chunks():
-                with suppress(TimeoutError):
-                    async with asyncio.timeout(PROBE_SECONDS):
-                        await self._stream.wait_for_room()
+            async for chunk in self._chunks(self._stream.wait_for_room):
                 self._stream.write(chunk)
             self._stream.finish()
         except UploadStalledError as error:
@@ -276,7 +272,6 @@ def write_event(event: LiveEvent, session: LiveSession, form: TranscriptionForm,
         case UtteranceChanged(utterance, text):
             return {"type": "transcript.text.changed", "utterance": utterance, "text": text}
         case Transcript():
-            profile = {"profile": session.profile.summary()} if form.wants_profile else {}
-            return formats.done_event(event, form, task) | profile
+            return formats.done_event(event, form, task, session.profile.summary)
         case _:
             return None

@@ -12,22 +12,22 @@ from typing import Annotated, Any, Literal
 
 from fastapi import APIRouter, Header, Query, Request
 from fastapi.responses import Response
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field
 
 from app.audio.decode import PcmDecoder, RawFormat
 from app.errors import InvalidInputError, StenoError, UnavailableError, UnknownSessionError, UploadTooLargeError
 from app.live_events import LiveDelta, LiveEvent, UtteranceClosed, UtteranceFinal, UtteranceOpened
 from app.session_store import HeldSession, Missed
 from app.speech.endpointing import EndpointPolicy
-from routers.bodies import read_body
+from routers.bodies import read_body, read_json
 from routers.clients import disconnected
 from routers.dependencies import AnyServices, ReadyServices, RequestId
 from routers.errors import body_of
-from routers.forms import TranscriptionForm, refusal_of
+from routers.forms import TranscriptionForm
 from routers.live import endpoints, write_event
-from routers.media import MAX_DIGITS, raw_format
+from routers.media import raw_format
 from routers.schemas import errors
-from routers.sse import numbered_stream
+from routers.sse import last_number, numbered_stream
 
 BINARY = {"type": "string", "format": "binary"}
 MAX_REQUEST_BYTES = 256 * 1024
@@ -92,7 +92,7 @@ class _Door:
 )
 async def create_session(request: Request, services: ReadyServices, request_id: RequestId) -> SessionBody:
     """Begin a live session."""
-    form = await _read(request)
+    form = await read_json(request, SessionRequest, max_bytes=MAX_REQUEST_BYTES)
     services.model(form.model)
     options = form.options("transcribe")
     services.transcriber.check(options)
@@ -191,8 +191,7 @@ async def events(
     held = services.sessions.find(session_id)
     if not secrets.compare_digest(token.encode(), held.token.encode()):
         raise UnknownSessionError(session_id)
-    known = last_event_id is not None and last_event_id.isdecimal() and len(last_event_id) < MAX_DIGITS
-    after = int(last_event_id) if last_event_id and known else None
+    after = last_number(last_event_id)
     if held.is_read_up(after):
         return Response(status_code=204)
 
@@ -224,13 +223,6 @@ def _event(event: LiveEvent, held: HeldSession, form: SessionRequest) -> dict[st
             return {"type": "utterance.final", "utterance": utterance} | text | times
     written = write_event(event, held.session, form, "transcribe")
     return written | {"utterance": event.utterance} if written and isinstance(event, LiveDelta) else written
-
-
-async def _read(request: Request) -> SessionRequest:
-    try:
-        return SessionRequest.model_validate_json(await read_body(request, max_bytes=MAX_REQUEST_BYTES) or b"{}")
-    except ValidationError as error:
-        raise refusal_of(error) from error
 
 
 async def _feed_rest(held: HeldSession) -> None:

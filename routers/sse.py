@@ -19,6 +19,7 @@ from starlette.types import Message, Receive, Scope, Send
 
 from app.errors import StenoError
 from routers.errors import body_of
+from routers.media import MAX_DIGITS
 
 logger = logging.getLogger(__name__)
 
@@ -51,6 +52,12 @@ def numbered_stream(
                 yield _data(event) | ({} if number is None else {"id": str(number)})
 
     return _EventStream(written(), client_left, AsyncExitStack())
+
+
+def last_number(last_event_id: str | None) -> int | None:
+    """Read the number after which an EventSource comes back; None where it names none of ours."""
+    known = last_event_id is not None and last_event_id.isdecimal() and len(last_event_id) < MAX_DIGITS
+    return int(last_event_id) if last_event_id and known else None
 
 
 def let_streams_end() -> None:

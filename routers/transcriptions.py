@@ -239,9 +239,7 @@ async def _events_of(transcript: Transcript, work: _Transcription) -> AsyncGener
 
 
 def _done(transcript: Transcript, work: _Transcription) -> dict[str, Any]:
-    wants_profile = isinstance(work.form, TranscriptionForm) and work.form.wants_profile
-    profile = {"profile": work.stages(transcript)} if wants_profile else {}
-    return formats.done_event(transcript, work.form, work.task) | profile
+    return formats.done_event(transcript, work.form, work.task, lambda: work.stages(transcript))
 
 
 async def _in_dialect(
@@ -251,7 +249,7 @@ async def _in_dialect(
     created = int(time.time())
     async with aclosing(events):
         async for event in events:
-            if not (isinstance(work.form, TranscriptionForm) and work.form.wants_chunks):
+            if not work.form.wants_chunks:
                 yield event
                 continue
             for chunk in formats.chunk_events(event, request_id=request_id, created=created, model=work.form.model):

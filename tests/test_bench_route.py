@@ -116,6 +116,14 @@ def test_a_run_goes_on_when_its_client_leaves_and_is_taken_up_where_it_was(http)
     assert seen == list(range(10))
 
 
+@pytest.mark.parametrize("last", ["9" * 5000, "x", "-1", "٣", "²"])
+def test_a_reader_that_names_no_event_of_ours_is_told_all(http, last):
+    run_id = start(http, levels=[1], n=1)
+    list(follow(http, run_id))
+    told = [event["type"] for _, event in follow(http, run_id, **{"Last-Event-ID": last.encode()})]
+    assert told[-1] == "bench.done"
+
+
 def children():
     return [p for p in psutil.Process().children(recursive=True) if "bench" in p.cmdline()]
 

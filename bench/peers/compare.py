@@ -11,7 +11,7 @@ import subprocess
 import sys
 import time
 import urllib.request
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
 
 HERE = Path(__file__).resolve().parent
@@ -22,7 +22,7 @@ PACKAGES = ("faster-whisper==1.2.1", "fastapi", "uvicorn", "python-multipart")
 
 def main() -> int:
     """Start both, measure, stop both. Returns the bench's exit status."""
-    own, _, flags = _split(sys.argv[1:])
+    own, flags = _split(sys.argv[1:])
     parser = argparse.ArgumentParser(description="Compare Steno with a peer on this machine.")
     parser.add_argument("peer", choices=["vllm", "sync-batch", "faster-whisper"])
     parser.add_argument("--model", default="tiny.en", help="a name of the shelf")
@@ -41,9 +41,9 @@ def main() -> int:
             return subprocess.run([_beside("steno"), "bench", *urls, *flags], check=False).returncode
 
 
-def _split(words: Sequence[str]) -> tuple[list[str], str, list[str]]:
-    at = list(words).index("--") if "--" in words else len(words)
-    return list(words[:at]), "--", list(words[at + 1 :])
+def _split(words: list[str]) -> tuple[list[str], list[str]]:
+    at = words.index("--") if "--" in words else len(words)
+    return words[:at], words[at + 1 :]
 
 
 def _peer(name: str, model: str, threads: int) -> list[str]:
