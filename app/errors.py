@@ -11,6 +11,7 @@
     |  |- BenchRunningError
     |  |- UnknownBenchError
     |  |- ForbiddenError
+    |  |- InvalidKeyError
     |  |- UnknownSessionError
     |  `- UnknownModelError
     |- UnavailableError        we cannot take it now; `retry_after` says when to come back
@@ -115,6 +116,13 @@ class BenchRunningError(InvalidInputError):
 
 class ForbiddenError(InvalidInputError):
     """This client may not do that here."""
+
+
+class InvalidKeyError(InvalidInputError):
+    """The client has no key, or a wrong one."""
+
+    def __init__(self) -> None:
+        super().__init__("Incorrect API key provided.", code="invalid_api_key")
 
 
 class UnavailableError(StenoError):

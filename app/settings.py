@@ -4,7 +4,7 @@ from pathlib import Path
 from typing import Annotated, Literal
 
 import platformdirs
-from pydantic import Field, field_validator
+from pydantic import Field, SecretStr, field_validator
 from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
 
 DEFAULT_ALIASES = (
@@ -81,6 +81,9 @@ class Settings(BaseSettings):
     )
     cors_origins: Annotated[tuple[str, ...], NoDecode] = Field(
         (), description="Web pages from these origins may use the API, separated by commas; `*` is all."
+    )
+    admin_key: SecretStr = Field(
+        SecretStr(""), description="Key that `/bench` asks for; without one it is open on the loopback only."
     )
     bench_dir: Path = Field(Path("bench/out"), description="Where runs of `/bench` are kept.")
     bench_seconds: float = Field(3600.0, gt=0, description="Longest time of one run of `/bench`, in seconds.")

@@ -1,6 +1,7 @@
 """/bench: measure this gateway from outside, follow the run, read what was found."""
 
 import html
+import secrets
 from typing import Annotated, Any, Literal
 
 from fastapi import APIRouter, Depends, Header, Request
@@ -8,7 +9,7 @@ from fastapi.responses import FileResponse, HTMLResponse, JSONResponse, Response
 from pydantic import BaseModel, ConfigDict, Field
 
 from app.benchmarks import BenchOrder, BenchRun
-from app.errors import ForbiddenError, InvalidInputError
+from app.errors import ForbiddenError, InvalidInputError, InvalidKeyError
 from app.services import Services
 from routers.bodies import read_json
 from routers.clients import disconnected
@@ -90,10 +91,17 @@ def _answers(kind: type[BaseModel] | None, media_type: str, *statuses: int) -> R
     return ok | errors(*statuses)
 
 
-def _may_measure(services: AnyServices) -> Services:
-    """Let only who sits at this machine start loads; elsewhere it needs a key, which is not there yet."""
-    if services.settings.host not in LOOPBACK:
-        raise ForbiddenError("The bench is only open on a gateway that listens on the loopback.")
+def _may_measure(
+    services: AnyServices, authorization: Annotated[str, Header()] = "", api_key: Annotated[str, Header()] = ""
+) -> Services:
+    """Let only who has the admin key start loads; where there is none, who sits at this machine."""
+    wanted = services.settings.admin_key.get_secret_value()
+    if not wanted and services.settings.host not in LOOPBACK:
+        raise ForbiddenError("Without an admin key the bench is only open on a gateway that listens on the loopback.")
+    scheme, _, token = authorization.partition(" ")
+    given = token.strip() if scheme.lower() == "bearer" else api_key
+    if wanted and not secrets.compare_digest(given.encode(), wanted.encode()):
+        raise InvalidKeyError
     return services
 
 
@@ -104,7 +112,7 @@ Measurable = Annotated[Services, Depends(_may_measure)]
     "",
     status_code=201,
     response_model=None,
-    responses=errors(400, 403, 409, 413, 503) | {201: {"model": RunBody}},
+    responses=errors(400, 401, 403, 409, 413, 503) | {201: {"model": RunBody}},
     openapi_extra={
         "requestBody": {"required": True, "content": {"application/json": {"schema": BenchRequest.model_json_schema()}}}
     },
@@ -116,7 +124,7 @@ async def start(request: Request, services: Measurable, ready: ReadyServices) ->
     return JSONResponse(_described(run), 201, {"Location": f"/bench/{run.id}"})
 
 
-@router.get("", response_model=None, responses=_answers(RunList, "text/html", 403))
+@router.get("", response_model=None, responses=_answers(RunList, "text/html", 401, 403))
 async def list_runs(services: Measurable, accept: Annotated[str, Header()] = "") -> Response:
     """List all runs, the newest first: JSON, or a page for a browser."""
     if _wants_page(accept):
@@ -124,7 +132,7 @@ async def list_runs(services: Measurable, accept: Annotated[str, Header()] = "")
     return JSONResponse({"object": "list", "data": [_described(run) for run in services.benchmarks.runs]})
 
 
-@router.get("/{run_id}", response_model=None, responses=_answers(RunWithResult, "text/html", 403, 404))
+@router.get("/{run_id}", response_model=None, responses=_answers(RunWithResult, "text/html", 401, 403, 404))
 async def retrieve(run_id: str, services: Measurable, accept: Annotated[str, Header()] = "") -> Response:
     """Describe a run with its result: JSON, or the report for a browser."""
     run = services.benchmarks.find(run_id)
@@ -138,7 +146,7 @@ async def retrieve(run_id: str, services: Measurable, accept: Annotated[str, Hea
 @router.get(
     "/{run_id}/events",
     response_class=Response,
-    responses=_answers(None, "text/event-stream", 403, 404) | {204: {"description": "All has been told."}},
+    responses=_answers(None, "text/event-stream", 401, 403, 404) | {204: {"description": "All has been told."}},
 )
 async def events(
     request: Request, run_id: str, services: Measurable, last_event_id: Annotated[str | None, Header()] = None
@@ -151,7 +159,7 @@ async def events(
     return numbered_stream(services.benchmarks.follow(run, after), client_left=lambda: disconnected(request))
 
 
-@router.delete("/{run_id}", responses=errors(403, 404))
+@router.delete("/{run_id}", responses=errors(401, 403, 404))
 async def delete(run_id: str, services: Measurable) -> DeletedRun:
     """End a run if it is in progress, and forget it with its files."""
     run = services.benchmarks.find(run_id)

@@ -147,6 +147,7 @@ class Readiness(_Exact):
 
 _ERRORS = {
     400: "The request cannot be served as it is; `param` names the field.",
+    401: "No key, or a wrong one.",
     403: "Not from there.",
     404: "No such model, session or run.",
     408: "The upload stood still.",

@@ -181,6 +181,19 @@ def test_elsewhere_than_on_the_loopback_it_is_closed():
         assert httpx.get(f"{gateway.url}/bench").status_code == 403
 
 
+@pytest.mark.parametrize("host", ["0.0.0.0", "127.0.0.1"])
+def test_with_an_admin_key_only_who_has_it_may_measure_wherever(host, tmp_path):
+    settings = Settings(_env_file=None, host=host, admin_key="sesame", bench_dir=tmp_path)
+    with running_gateway(FakeEngine, settings) as gateway:
+        for wrong in ({}, {"Authorization": "Bearer simsim"}, {"Authorization": "Basic sesame"}, {"api-key": "ключ".encode()}):
+            response = httpx.post(f"{gateway.url}/bench", json=SMALL, headers=wrong)
+            assert response.status_code == 401
+            assert response.json()["error"]["code"] == "invalid_api_key"
+        for right in ({"Authorization": "bearer sesame"}, {"api-key": "sesame"}):
+            assert httpx.get(f"{gateway.url}/bench", headers=right).status_code == 200
+    assert "sesame" not in repr(settings)
+
+
 def test_a_run_that_takes_too_long_is_ended(tmp_path):
     settings = Settings(_env_file=None, bench_dir=tmp_path, bench_seconds=3)
     with running_gateway(FakeEngine, settings) as gateway, httpx.Client(base_url=gateway.url, timeout=60) as http:
