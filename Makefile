@@ -3,7 +3,7 @@ PYTHON ?= python3
 SETUP = $(PYTHON) scripts/setup.py
 
 .DEFAULT_GOAL := help
-.PHONY: help setup serve test fast check format table lock clean
+.PHONY: help setup serve test fast check format table lock soak fuzz clean
 
 help:  ## list the targets
 	@grep -hE '^[a-z]+:.*##' Makefile | sed -E 's/^([a-z]+):.*## /  \1\t/' | expand -t 12
@@ -39,6 +39,13 @@ table:  ## write the live session's table into ARCHITECTURE.md
 
 lock:  ## renew the constraints files after pyproject.toml changed; ARGS=--upgrade takes the newest versions
 	@$(SETUP) --lock $(ARGS)
+
+soak: setup  ## serve all kinds of clients for 30 minutes, kill the engine, see what is lost or grows; ARGS="--minutes 240"
+	@.venv/bin/python scripts/soak.py $(ARGS)
+
+fuzz: DEV = 1
+fuzz: setup  ## send made-up requests and audio for ten minutes; MINUTES=60 for longer
+	@STENO_FUZZ_MINUTES=$(or $(MINUTES),10) .venv/bin/pytest -s tests/test_fuzz.py $(ARGS)
 
 clean:  ## remove .venv and what tools left behind
 	rm -rf .venv .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis dist

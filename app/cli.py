@@ -4,29 +4,28 @@ import asyncio
 import inspect
 import json
 import logging
-import re
 import shlex
-import signal
 import socket
-import sys
-from collections.abc import Callable, Iterator
-from contextlib import aclosing, contextmanager
+from collections.abc import Callable
+from contextlib import aclosing
 from importlib.metadata import version
 from pathlib import Path
-from types import FrameType
-from typing import Annotated, Any, Literal, get_origin
+from typing import TYPE_CHECKING, Annotated, Any, Literal, get_origin
 
 import typer
-from pydantic import ValidationError
+from pydantic import SecretStr, ValidationError
 from pydantic.fields import FieldInfo
 from rich.console import Console
 from rich.table import Table
 
+from app import logs
 from app.settings import Settings
 
+if TYPE_CHECKING:
+    from app.keys import Keys
+
+logger = logging.getLogger(__name__)
 app = typer.Typer(no_args_is_help=True, add_completion=False, help="OpenAI's audio API in front of one shared vLLM engine.")
-GRACE_SECONDS = 30  # what a stop leaves to the transcriptions in progress
-KEEP_ALIVE_SECONDS = 75  # longer than clients and proxies keep idle connections: a POST into a closing one is lost
 
 out, err = Console(), Console(stderr=True, soft_wrap=True, highlight=False)
 
@@ -47,7 +46,7 @@ def flag(name: str) -> str:
 def _option(field: FieldInfo) -> Any:
     """Return a typer parameter type for a setting; absent means that environment, .env or default decide."""
     kind: Any = field.annotation
-    if get_origin(kind) is tuple or kind is Path:
+    if get_origin(kind) is tuple or kind in (Path, Path | None, SecretStr):
         kind = str
     default = "" if field.default_factory else _shown(field.default)
     help_text = f"{field.description} [default: {default}]" if default else field.description
@@ -85,8 +84,9 @@ def _load_settings(given: dict[str, Any]) -> Settings:
         return Settings(**given)
     except ValidationError as error:
         for problem in error.errors():
-            name = str(problem["loc"][0])
-            err.print(f"{flag(name)} (STENO_{name.upper()}): {problem['msg']}", markup=False)
+            name = str(problem["loc"][0]) if problem["loc"] else None
+            where = f"{flag(name)} (STENO_{name.upper()}): " if name else "steno: "
+            err.print(f"{where}{problem['msg'].removeprefix('Value error, ')}", markup=False)
         raise typer.Exit(2) from error
 
 
@@ -116,47 +116,46 @@ def _root(show_version: Annotated[bool, typer.Option("--version", help="Print th
 @_with_settings()
 def serve(settings: Settings) -> None:
     """Start the gateway."""
-    import uvicorn
-
-    from app.main import create_app
-    from app.services import build_services
-    from routers.sse import let_streams_end
+    from app import tracing
+    from app.keys import KeysError
+    from app.server import Server, raise_descriptor_limit
+    from app.services import build_engine, build_services
+    from engine.memory import collect_seldom
 
     _require_known_model(settings)
-    _set_up_logging(settings.log_level)
+    logs.set_up(settings.log_level, settings.log_format)
+    if settings.otlp_endpoint:
+        tracing.set_up(settings.otlp_endpoint)
+    try:
+        services = build_services(settings, build_engine(settings, on_ready=collect_seldom))
+    except KeysError as error:
+        err.print(f"steno: {error}", markup=False)
+        raise typer.Exit(2) from error
+    if not services.keys and not settings.on_loopback and not settings.without_keys:
+        err.print(
+            f"steno: on {settings.host} anybody who reaches the gateway could use it. Give it keys (--api-keys-file, "
+            "STENO_API_KEYS; `steno key NAME` makes one), or say --without-keys.",
+            markup=False,
+        )
+        raise typer.Exit(2)
+    raise_descriptor_limit()
     listener = _listen(settings.host, settings.port)
-    url = _url(listener)
-    services = build_services(settings)
+    url = _url(listener, "https" if settings.tls_cert else "http")
     err.print(f"Steno {version('steno-gateway')} listens on {url}")
+    err.print(f"  keys     {_said_of_keys(services.keys)}")
     err.print(f"  model    {settings.model}, starting; {url}/health/ready tells how far it is")
 
-    let_streams_end()
-
-    class Server(uvicorn.Server):
-        @contextmanager
-        def capture_signals(self) -> Iterator[None]:
-            # Uvicorn's own raises the signal once more after all has ended, and a clean stop would not exit with 0.
-            loop = asyncio.get_running_loop()
-            for sent in (signal.SIGINT, signal.SIGTERM):
-                loop.add_signal_handler(sent, self.handle_exit, sent, None)
-            yield
-
-        def handle_exit(self, sig: int, frame: FrameType | None) -> None:
-            services.live.drain()  # whoever still speaks gets his text
-            super().handle_exit(sig, frame)
+    def reload_keys() -> None:
+        try:
+            services.keys.reload()
+        except KeysError as error:
+            logger.error("the keys stay as they are: %s", error)
+        else:
+            logger.info("keys: %s", _said_of_keys(services.keys))
 
     async def run() -> None:
-        server = Server(
-            uvicorn.Config(
-                create_app(services),
-                log_config=None,
-                access_log=settings.log_level in ("debug", "info"),
-                timeout_keep_alive=KEEP_ALIVE_SECONDS,
-                timeout_graceful_shutdown=GRACE_SECONDS,
-            )
-        )
         announcing = asyncio.create_task(announce())
-        await server.serve(sockets=[listener])
+        await Server(services, reload_keys).serve(sockets=[listener])
         announcing.cancel()
 
     async def announce() -> None:
@@ -172,7 +171,8 @@ def serve(settings: Settings) -> None:
         name = services.models[0].id
         err.print(f"  curl {url}/v1/audio/transcriptions -F model={name} -F file=@speech.wav", markup=False)
 
-    asyncio.run(run())
+    with asyncio.Runner(loop_factory=_event_loop()) as runner:
+        runner.run(run())
 
 
 @app.command()
@@ -188,7 +188,7 @@ def transcribe(
     from app.errors import StenoError
     from app.transcript import Options
 
-    _set_up_logging("error")
+    logs.set_up("error")
     _require_known_model(settings)
     try:
         transcript = asyncio.run(_transcribe_once(settings, file, Options(language=language, prompt=prompt)))
@@ -212,7 +212,7 @@ async def _transcribe_once(settings: Settings, file: Path, options: Any) -> Any:
     from engine.base import EngineUnavailableError
 
     services = build_services(settings)
-    with services.admission.admit() as permit, file.open("rb") as data:
+    with await services.admission.admit() as permit, file.open("rb") as data:
         async with services.engine as engine:
             with err.status("") as status:
                 ready = asyncio.create_task(engine.wait_ready())
@@ -246,6 +246,20 @@ def models(settings: Settings) -> None:
         cached = cached_conversion(model, settings.cache_dir)
         table.add_row(model.name, model.summary, installed, "cached" if cached else "at first use", model.licence)
     out.print(table)
+
+
+@app.command()
+def key(name: Annotated[str, typer.Argument(help="Whose it is; shown in logs and metrics.")]) -> None:
+    """Make an API key: prints it, and the line that makes it valid in `--api-keys-file`, which does not tell it."""
+    from app.keys import KeysError, new_key
+
+    try:
+        made, line = new_key(name)
+    except KeysError as error:
+        err.print(f"steno: {error}", markup=False)
+        raise typer.Exit(2) from error
+    print(made)
+    print(line)
 
 
 @app.command()
@@ -293,22 +307,17 @@ def bench(context: typer.Context) -> None:
 # --- starting -------------------------------------------------------------------------------------------------------
 
 
-def _set_up_logging(level: str) -> None:
-    logging.basicConfig(
-        stream=sys.stderr, level=level.upper(), format="%(asctime)s %(levelname)-7s %(name)s: %(message)s", force=True
-    )
-    logging.getLogger("uvicorn.access").addFilter(_without_secrets)
-    if level != "debug":
-        logging.getLogger("uvicorn.access").addFilter(lambda record: "/health" not in record.getMessage())
-        for noisy in ("vllm", "asyncio", "httpx", "filelock", "multipart"):
-            logging.getLogger(noisy).setLevel(logging.ERROR)
+def _event_loop() -> Callable[[], asyncio.AbstractEventLoop]:
+    """Return what makes the event loop: uvloop's, which is faster, and survives it when descriptors run out."""
+    try:
+        import uvloop
+    except ImportError:  # there is none for Windows
+        return asyncio.new_event_loop
+    return uvloop.new_event_loop
 
 
-def _without_secrets(record: logging.LogRecord) -> bool:
-    """Leave out of the access log what opens a session's events."""
-    if isinstance(record.args, tuple):
-        record.args = tuple(re.sub(r"token=[^&\s]+", "token=...", a) if isinstance(a, str) else a for a in record.args)
-    return True
+def _said_of_keys(keys: "Keys") -> str:
+    return f"{len(keys) - 1}" if keys else "none: whoever reaches the gateway may use it"  # one is the gateway's own
 
 
 def _listen(host: str, port: int) -> socket.socket:
@@ -325,9 +334,9 @@ def _listen(host: str, port: int) -> socket.socket:
     return listener
 
 
-def _url(listener: socket.socket) -> str:
+def _url(listener: socket.socket, scheme: str) -> str:
     host, port = listener.getsockname()[:2]
-    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+    return f"{scheme}://[{host}]:{port}" if ":" in host else f"{scheme}://{host}:{port}"
 
 
 if __name__ == "__main__":

@@ -19,6 +19,9 @@ class Cores:
     """So many threads of the gateway may compute at once. One that waits for bytes to arrive lets another in."""
 
     def __init__(self, count: int) -> None:
+        self.count = count
+        self.busy = self.waiting = 0
+        self._counting = threading.Lock()
         self._free = threading.Semaphore(count)
         self._threads = anyio.CapacityLimiter(math.inf)  # those that wait for bytes are as many as there are permits
 
@@ -37,14 +40,30 @@ class Cores:
             raise
 
     def _run(self, function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
-        with self._free:
+        self._take()
+        try:
             return function(*args, **kwargs)
+        finally:
+            self._give()
 
     @contextmanager
     def idle(self) -> Iterator[None]:
         """Lend the core that this thread has to others."""
-        self._free.release()
+        self._give()
         try:
             yield
         finally:
-            self._free.acquire()
+            self._take()
+
+    def _take(self) -> None:
+        with self._counting:
+            self.waiting += 1
+        self._free.acquire()
+        with self._counting:
+            self.waiting -= 1
+            self.busy += 1
+
+    def _give(self) -> None:
+        with self._counting:
+            self.busy -= 1
+        self._free.release()

@@ -18,6 +18,7 @@ from itertools import groupby
 import numpy as np
 
 from app.quality import AVG_LOGPROB_LIMIT, COMPRESSION_RATIO_LIMIT, NO_SPEECH_LIMIT, compression_ratio, judge, temperatures
+from app.tracing import span, tell_engine_stages
 from app.transcript import Piece, Segment, Stages
 from app.words import words_of
 from engine.base import AudioContext, DecodeRequest, Engine, Outcome, Usage
@@ -190,21 +191,24 @@ class WindowDecoder:
         request = replace(request, id=f"{request.id}.{self._decodes}", deltas=self._stream and not self._taking_up)
         held, text, shown, language = Piece(""), "", False, None
         logprobs: list[float] = []
-        async with aclosing(self._engine.transcribe(request)) as deltas:
-            async for delta in deltas:
-                if delta.language is not None and language is None:
-                    language = delta.language
-                    self._tell_language(language)
-                text += delta.text
-                held += Piece(delta.text, delta.spelling, delta.logprobs)
-                logprobs += delta.logprobs
-                if request.deltas and held.text and _believable(text, logprobs):
-                    self._show(held)
-                    held, shown = Piece(""), True
-                if delta.outcome is not None:
-                    if shown and held.text and delta.outcome.finish_reason == "stop":
+        asked = {"temperature": request.temperature, "audio_context": request.audio_context or ""}
+        with span("decode", **asked):
+            async with aclosing(self._engine.transcribe(request)) as deltas:
+                async for delta in deltas:
+                    if delta.language is not None and language is None:
+                        language = delta.language
+                        self._tell_language(language)
+                    text += delta.text
+                    held += Piece(delta.text, delta.spelling, delta.logprobs)
+                    logprobs += delta.logprobs
+                    if request.deltas and held.text and _believable(text, logprobs):
                         self._show(held)
-                    return _Attempt(text, language, delta.outcome, shown)
+                        held, shown = Piece(""), True
+                    if delta.outcome is not None:
+                        tell_engine_stages(delta.outcome)
+                        if shown and held.text and delta.outcome.finish_reason == "stop":
+                            self._show(held)
+                        return _Attempt(text, language, delta.outcome, shown)
         raise AssertionError("an engine ends a request with its outcome")
 
 

@@ -14,6 +14,7 @@
     |  |- InvalidKeyError
     |  |- UnknownSessionError
     |  `- UnknownModelError
+    |- RateLimitError          its key has all that it may have; `retry_after` says when to come back
     |- UnavailableError        we cannot take it now; `retry_after` says when to come back
     `- TranscriptionFailedError    accepted, and then lost
 
@@ -121,8 +122,17 @@ class ForbiddenError(InvalidInputError):
 class InvalidKeyError(InvalidInputError):
     """The client has no key, or a wrong one."""
 
-    def __init__(self) -> None:
-        super().__init__("Incorrect API key provided.", code="invalid_api_key")
+    def __init__(self, *, given: bool = True) -> None:
+        missing = "You didn't provide an API key. Send it in the header, as Authorization: Bearer YOUR_KEY."
+        super().__init__("Incorrect API key provided." if given else missing, code="invalid_api_key")
+
+
+class RateLimitError(StenoError):
+    """The client has all that its key may have. `retry_after` is in seconds, 1 to 120."""
+
+    def __init__(self, message: str, *, retry_after: int) -> None:
+        super().__init__(message, code="rate_limit_exceeded")
+        self.retry_after = min(max(1, retry_after), 120)
 
 
 class UnavailableError(StenoError):

@@ -27,15 +27,19 @@ from app.cores import Cores
 from app.decoding import WindowDecoder
 from app.errors import InvalidInputError, StenoError, TranscriptionFailedError
 from app.live_events import (
+    AudioCleared,
     LiveDelta,
     LiveEvent,
     LivePartial,
     Profile,
     UtteranceChanged,
     UtteranceClosed,
+    UtteranceDropped,
     UtteranceFinal,
+    UtteranceLost,
     UtteranceOpened,
 )
+from app.metrics import Metrics, Outcome
 from app.quality import judge
 from app.session import machine
 from app.session.agreement import AgreementPolicy, Token
@@ -44,6 +48,7 @@ from app.speech.endpointing import Endpointer, EndpointPolicy
 from app.speech.listener import Listener
 from app.speech.vad import FRAME_SAMPLES, VoiceActivity
 from app.speech.windows import QUIET_SECONDS, quietest
+from app.tracing import span, tell_engine_stages
 from app.transcribe import translate_engine_error
 from app.transcript import Options, Segment, Stages, TextJoiner, Transcript
 from app.words import text_of
@@ -97,13 +102,21 @@ class LiveSessions:
         voice_activity: makes what finds speech, for each session.
         cores: what may compute at once.
         policy: how sessions are run.
+        metrics: counts them.
 
     """
 
     def __init__(
-        self, engine: Engine, *, voice_activity: Callable[[], VoiceActivity], cores: Cores, policy: LivePolicy
+        self,
+        engine: Engine,
+        *,
+        voice_activity: Callable[[], VoiceActivity],
+        cores: Cores,
+        policy: LivePolicy,
+        metrics: Metrics,
     ) -> None:
         self.engine = engine
+        self.metrics = metrics
         self.policy = policy
         self.cores = cores
         self.listener = Listener(cores)
@@ -112,8 +125,18 @@ class LiveSessions:
         self._partials = 0
         self._waiting: deque[LiveSession] = deque()
 
-    def start(self, permit: Permit, options: Options, *, request_id: str, endpoints: EndpointPolicy | None) -> "LiveSession":
+    def start(
+        self,
+        permit: Permit,
+        options: Options,
+        *,
+        request_id: str,
+        endpoints: EndpointPolicy | None,
+        lasting: bool = False,
+    ) -> "LiveSession":
         """Begin a session. `endpoints` None leaves it to the client to close utterances.
+
+        A lasting session goes on when an utterance's final has failed, and tells that it is lost.
 
         Raises:
             UnavailableError: if the engine is not ready.
@@ -121,9 +144,14 @@ class LiveSessions:
         """
         if self.engine.state.phase != "ready":
             raise translate_engine_error(EngineUnavailableError(self.engine.state))
-        voice_activity = self._voice_activity() if endpoints else None
         session = LiveSession(
-            self, options, decode_id=f"{request_id}-{permit.number}", voice_activity=voice_activity, endpoints=endpoints
+            self,
+            options,
+            client=permit.client,
+            decode_id=f"{request_id}-{permit.number}",
+            voice_activity=self._voice_activity(),
+            endpoints=endpoints,
+            lasting=lasting,
         )
         self.open.add(session)
         return session
@@ -134,6 +162,11 @@ class LiveSessions:
             session.stop()
 
     # --- the places of partials -----------------------------------------------------------------------------------
+
+    @property
+    def waiting(self) -> int:
+        """How many sessions wait for a place for a partial."""
+        return len(self._waiting)
 
     @property
     def _places(self) -> int:
@@ -169,24 +202,27 @@ class LiveSession:
         sessions: LiveSessions,
         options: Options,
         *,
+        client: str,
         decode_id: str,
-        voice_activity: VoiceActivity | None,
+        voice_activity: VoiceActivity,
         endpoints: EndpointPolicy | None,
+        lasting: bool,
     ) -> None:
         policy, limits = sessions.policy, sessions.engine.limits
         self._sessions, self._engine, self._policy, self._options = sessions, sessions.engine, policy, options
-        self._id = decode_id
+        self._options_of: dict[int, Options] = {}  # of utterances whose text has not all come: as they were when it began
+        self._client, self._id = client, decode_id
         self._rate = limits.sample_rate
         self._machine = Session(
             Pace(self._samples(policy.first_seconds), self._samples(policy.step_seconds), limits.window_samples),
             policy.agreement,
             free_finals=policy.free_finals,
+            lasting=lasting,
         )
         self._voice_activity = voice_activity
         self._endpoints = endpoints
-        self._endpointer = Endpointer(self._rate, endpoints) if endpoints else None
         self._audio = SampleBuffer()  # what may still be decoded
-        self._scanned = 0  # up to where voice activity has looked
+        self._listen_anew()
         self._tasks: dict[int, asyncio.Task[None]] = {}
         self._starts: dict[int, float] = {}  # of utterances whose final has not come
         self._ends: dict[int, float] = {}
@@ -214,6 +250,16 @@ class LiveSession:
     def seconds(self) -> float:
         """How much audio has come."""
         return self._machine.received / self._rate
+
+    @property
+    def open_seconds(self) -> float:
+        """How much audio the open utterance has; 0 if none is open."""
+        return self._machine.open_samples / self._rate
+
+    @property
+    def kept_seconds(self) -> float:
+        """How much of the audio is kept."""
+        return len(self._audio) / self._rate
 
     @property
     def over(self) -> bool:
@@ -258,10 +304,35 @@ class LiveSession:
     async def commit(self) -> None:
         """Close the open utterance after the last sample that has come."""
         async with self._feeding:
-            at = self._machine.received
-            if self._endpointer is not None:
-                self._endpointer.close(at)
-            self._apply(self._machine.close(at))
+            self._apply(self._machine.close(self._machine.received))
+            self._listen_anew()
+
+    async def clear(self) -> None:
+        """Take the open utterance back, with all audio that has come: nothing more is told of it."""
+        async with self._feeding:
+            self._apply(self._machine.drop())
+            self._listen_anew()
+            self._tell(AudioCleared())
+
+    async def change(self, options: Options, endpoints: EndpointPolicy | None) -> None:
+        """Change how utterances that begin from now on are transcribed, and how they are found.
+
+        An open one is closed where its finding passes to the client, or from it.
+        """
+        async with self._feeding:
+            self._options = options
+            if endpoints is not None and self._endpointer is not None:
+                self._endpointer.change(endpoints)
+                self._endpoints = endpoints
+            elif endpoints != self._endpoints:
+                self._endpoints = endpoints
+                self._apply(self._machine.close(self._machine.received))
+                self._listen_anew()
+
+    def _listen_anew(self) -> None:
+        """Look for utterances in what comes from now on."""
+        at = self._scanned = self._machine.received
+        self._endpointer = Endpointer(self._rate, self._endpoints, at) if self._endpoints else None
 
     def stop(self) -> None:
         """Take no more audio; the rest of the text comes, and then the end. What is being fed is taken first."""
@@ -293,13 +364,13 @@ class LiveSession:
         """End the session with an error of its audio; one that takes no more of it goes on to its end."""
         if not self._over and not self._stopping:
             self._apply(self._machine.cancel())
-            self._end(error)
+            self._end("failed", error)
 
     def close(self) -> None:
         """End the session at once: nobody waits any more."""
         if not self._over:
             self._apply(self._machine.cancel())
-            self._end(None)
+            self._end("left")
 
     # --- events out -------------------------------------------------------------------------------------------------
 
@@ -325,7 +396,6 @@ class LiveSession:
 
     async def _find_utterances(self) -> None:
         """Look for speech in the whole frames that have come."""
-        assert self._voice_activity is not None
         assert self._endpointer is not None
         count = (self._machine.received - self._scanned) // FRAME_SAMPLES * FRAME_SAMPLES
         if not count:
@@ -380,33 +450,48 @@ class LiveSession:
                     task = asyncio.create_task(self._decode(effect, self._audio.cut_out(effect.start, effect.end)))
                     self._tasks[effect.job] = task
                     if not effect.final:  # not in the task, which may be cancelled before it begins
+                        self.profile.partials += 1
                         task.add_done_callback(lambda _: self._sessions.give_place())
                 case machine.Abort(job):
                     self._tasks.pop(job).cancel()
                     self.profile.partials_stale += 1
-                case machine.Opened(utterance, start):
-                    self._starts[utterance] = start / self._rate
-                    self._tell(UtteranceOpened(utterance, start / self._rate))
-                case machine.Closed(utterance, end):
-                    self._ends[utterance] = end / self._rate
-                    self._tell(UtteranceClosed(utterance, end / self._rate))
-                case machine.Confirmed(utterance, tokens, final):
-                    self._tell_tokens(utterance, tokens, final=final)
-                case machine.Changed(utterance, tokens):
-                    self._spoken[utterance] = list(tokens)
-                    self._tell(UtteranceChanged(utterance, _text(tokens).strip()))
-                case machine.Tail(utterance, revision, text, heard_to):
-                    self._tell(LivePartial(utterance, revision, text.strip(), heard_to / self._rate))
                 case machine.Failed(error):
-                    self._end(error if isinstance(error, StenoError) else TranscriptionFailedError(str(error)))
+                    self._end("failed", _as_ours(error))
                 case machine.Ended():
                     self._tell_transcript()
+                case _:
+                    self._tell_effect(effect)
         self._forget_audio()
         self._make_room()
 
+    def _tell_effect(self, effect: machine.Effect) -> None:
+        """Tell what the machine says of an utterance."""
+        match effect:
+            case machine.Opened(utterance, start):
+                self._starts[utterance] = start / self._rate
+                self._options_of[utterance] = self._options
+                self._tell(UtteranceOpened(utterance, start / self._rate))
+            case machine.Closed(utterance, end, cut):
+                self._ends[utterance] = end / self._rate
+                self._tell(UtteranceClosed(utterance, end / self._rate, cut))
+            case machine.Dropped(utterance):
+                self._forget(utterance)
+                self._tell(UtteranceDropped(utterance))
+            case machine.Lost(utterance, error):
+                self._forget(utterance)
+                self._tell(UtteranceLost(utterance, _as_ours(error)))
+            case machine.Confirmed(utterance, tokens, final):
+                self._tell_tokens(utterance, tokens, final=final)
+            case machine.Changed(utterance, tokens):
+                self._spoken[utterance] = list(tokens)
+                self._tell(UtteranceChanged(utterance, _text(tokens).strip()))
+            case machine.Tail(utterance, revision, text, heard_to):
+                self._tell(LivePartial(utterance, revision, text.strip(), heard_to / self._rate))
+
     async def _decode(self, job: machine.Decode, samples: Samples) -> None:
         try:
-            hypothesis = await (self._final(job, samples) if job.final else self._partial(job, samples))
+            with span("final" if job.final else "partial", utterance=job.utterance, seconds=len(samples) / self._rate):
+                hypothesis = await (self._final(job, samples) if job.final else self._partial(job, samples))
         except EngineError as error:
             effects = self._machine.failed(job.job, translate_engine_error(error))
         except Exception as error:
@@ -421,14 +506,14 @@ class LiveSession:
         self.advance()
 
     def _request(self, job: machine.Decode, samples: Samples) -> DecodeRequest:
-        language = job.language or self._options.language
+        options = self._options_of[job.utterance]
         return DecodeRequest(
             id=f"{self._id}-{job.job}",
             samples=not_too_loud(samples),
-            language=language,
-            languages=self._options.languages,
-            previous_text=self._options.prompt,
-            temperature=self._options.temperature,
+            language=job.language or options.language,
+            languages=options.languages,
+            previous_text=options.prompt,
+            temperature=options.temperature,
             prefix=job.prefix,
         )
 
@@ -443,7 +528,6 @@ class LiveSession:
                 self._resting_until = now + took
 
     async def _decode_partial(self, job: machine.Decode, samples: Samples) -> Hypothesis | None:
-        self.profile.partials += 1
         request = self._request(job, samples)
         request = replace(
             request,
@@ -461,6 +545,7 @@ class LiveSession:
                 self.profile.encodes.append(outcome.encode_seconds)
                 self.profile.engines.append(outcome.engine_seconds)
                 self._usage += outcome.usage
+                tell_engine_stages(outcome)
                 verdict = judge(
                     delta.text,
                     avg_logprob=outcome.avg_logprob,
@@ -468,11 +553,13 @@ class LiveSession:
                     looped=outcome.finish_reason == "repetition",
                 )
                 if verdict != "good":
+                    self.profile.partials_doubted += 1
                     return None
                 known = zip(delta.tokens, delta.spelling, delta.logprobs, strict=True)
                 heard_at = self._heard_at.setdefault(job.utterance, [])
                 missing = len(job.prefix) + len(delta.tokens) - len(heard_at)
                 heard_at += [time.monotonic()] * missing
+                self.profile.partials_heard += 1
                 return Hypothesis(tuple(Token(*token) for token in known), delta.language)
         raise AssertionError("an engine ends a request with its outcome")
 
@@ -515,11 +602,10 @@ class LiveSession:
         self.profile.confirms += [now - heard for heard in self._heard_at[utterance][first : first + count]]
 
     def _tell_final(self, utterance: int) -> None:
-        self._joiner.end_window()
-        self._heard_at.pop(utterance, None)
-        start, end = self._starts.pop(utterance), self._ends.pop(utterance)
-        spoken = self._spoken.pop(utterance, [])
-        segment, language = self._results.pop(utterance, (None, None))
+        start, end = self._starts[utterance], self._ends[utterance]
+        spoken = self._spoken.get(utterance, [])
+        segment, language = self._results.get(utterance, (None, None))
+        self._forget(utterance)
         whole = Segment(
             start=start,
             end=end,
@@ -539,14 +625,20 @@ class LiveSession:
                 self._languages[language] = None
         self._tell(UtteranceFinal(whole, utterance, language))
 
+    def _forget(self, utterance: int) -> None:
+        """Drop what is known of an utterance of which nothing more will be told."""
+        self._joiner.end_window()
+        for known in (self._starts, self._ends, self._spoken, self._results, self._heard_at, self._options_of):
+            known.pop(utterance, None)
+
     def _tell_transcript(self) -> None:
         stages = self._stages + Stages(decode=self.profile.decode, vad=self.profile.vad)
         languages = (self._options.language,) if self._options.language else tuple(self._languages)
         text = self._joiner.text
         self._tell(Transcript(text, languages, self.seconds, tuple(self._segments), self._usage, stages))
-        self._end(None)
+        self._end("completed")
 
-    def _end(self, error: StenoError | None) -> None:
+    def _end(self, outcome: Outcome, error: StenoError | None = None) -> None:
         if self._over:
             return
         self._over = True
@@ -556,10 +648,11 @@ class LiveSession:
         if error is not None:
             self._events.put_nowait(None)
         self._sessions.leave(self)
+        self._sessions.metrics.live(self._client, outcome, audio=self.seconds, profile=self.profile)
         self._audio.drop_before(self._machine.received)
         self._room.set()
         facts = " ".join(f"{name}={value}" for name, value in self.profile.summary().items() if value is not None)
-        logger.info("%s: %.1f s live, %s%s", self._id, self.seconds, facts, f", {error.message}" if error else "")
+        logger.info("%s: %.1f s live, %s, %s%s", self._id, self.seconds, outcome, facts, f", {error.message}" if error else "")
 
     # --- bounds -------------------------------------------------------------------------------------------------------
 
@@ -571,14 +664,17 @@ class LiveSession:
         self._audio.drop_before(kept)
 
     def _make_room(self) -> None:
-        kept = len(self._audio) / self._rate
-        if self._over or (kept <= self._policy.buffer_seconds and self._events.qsize() <= MAX_EVENTS):
+        if self._over or (self.kept_seconds <= self._policy.buffer_seconds and self._events.qsize() <= MAX_EVENTS):
             self._room.set()
         else:
             self._room.clear()
 
     def _samples(self, seconds: float) -> int:
         return int(seconds * self._rate)
+
+
+def _as_ours(error: Exception) -> StenoError:
+    return error if isinstance(error, StenoError) else TranscriptionFailedError(str(error))
 
 
 def _text(tokens: Iterable[Token]) -> str:

@@ -4,6 +4,7 @@ import time
 from dataclasses import dataclass, field
 from statistics import median
 
+from app.errors import StenoError
 from app.session.agreement import Token
 from app.transcript import Segment, Transcript
 
@@ -18,10 +19,34 @@ class UtteranceOpened:
 
 @dataclass(frozen=True, slots=True)
 class UtteranceClosed:
-    """The utterance has ended at `end` seconds; the rest of its text will come."""
+    """The utterance has ended at `end` seconds; the rest of its text will come.
+
+    `cut` says that it was as long as may be, and that the speaker goes on in the next one.
+    """
 
     utterance: int
     end: float
+    cut: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class UtteranceDropped:
+    """The client has taken the utterance back; nothing more of it will come."""
+
+    utterance: int
+
+
+@dataclass(frozen=True, slots=True)
+class AudioCleared:
+    """All that the client has taken back is forgotten: what is told after this is of other audio, or of closed utterances."""
+
+
+@dataclass(frozen=True, slots=True)
+class UtteranceLost:
+    """The utterance's final has failed, and the session goes on. What was told of it is all of its text."""
+
+    utterance: int
+    error: StenoError
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +88,18 @@ class UtteranceFinal:
     language: str | None
 
 
-LiveEvent = UtteranceOpened | UtteranceClosed | LiveDelta | LivePartial | UtteranceChanged | UtteranceFinal | Transcript
+LiveEvent = (
+    UtteranceOpened
+    | UtteranceClosed
+    | UtteranceDropped
+    | AudioCleared
+    | UtteranceLost
+    | LiveDelta
+    | LivePartial
+    | UtteranceChanged
+    | UtteranceFinal
+    | Transcript
+)
 
 
 @dataclass(slots=True)
@@ -78,7 +114,9 @@ class Profile:
     decode: float = 0.0
     vad: float = 0.0
     partials: int = 0
+    partials_heard: int = 0
     partials_stale: int = 0
+    partials_doubted: int = 0
     finals: int = 0
     words_taken_back: int = 0
     turn_waits: list[float] = field(default_factory=list)  # of partials, for a place
@@ -100,6 +138,7 @@ class Profile:
         return {
             "partials": self.partials,
             "partials_stale": self.partials_stale,
+            "partials_doubted": self.partials_doubted,
             "finals": self.finals,
             "words_taken_back": self.words_taken_back,
             "first_text_ms": ms(self.first_text),

@@ -3,12 +3,13 @@
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
-from fastapi import FastAPI
+from fastapi import Depends, FastAPI
 from fastapi.middleware.cors import CORSMiddleware
 
 from app.services import Services
-from routers import bench, errors, health, models, sessions, transcriptions
-from routers.request_id import RequestIdMiddleware
+from routers import bench, errors, health, metrics, models, page, realtime, schemas, sessions, transcriptions
+from routers.dependencies import know_client
+from routers.observing import ObservingMiddleware
 
 
 def create_app(services: Services) -> FastAPI:
@@ -16,7 +17,7 @@ def create_app(services: Services) -> FastAPI:
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
-        async with services.engine, services.sessions, services.benchmarks:
+        async with services.engine, services.sessions, services.benchmarks, services.metrics:
             yield
 
     app = FastAPI(
@@ -27,16 +28,19 @@ def create_app(services: Services) -> FastAPI:
         redoc_url=None,
     )
     app.state.services = services
+    errors.install(app)
     if services.settings.cors_origins:
         app.add_middleware(
             CORSMiddleware,
             allow_origins=services.settings.cors_origins,
             allow_methods=["*"],
             allow_headers=["*"],
-            expose_headers=["x-request-id", "Server-Timing", "Retry-After"],
+            expose_headers=["x-request-id", "traceparent", "Server-Timing", "Retry-After"],
         )
-    app.add_middleware(RequestIdMiddleware)
-    errors.install(app)
-    for router in (transcriptions.router, sessions.router, models.router, health.router, bench.router):
+    app.add_middleware(ObservingMiddleware, metrics=services.metrics)
+    for router in (transcriptions.router, sessions.router, realtime.router, models.router):
+        app.include_router(router, dependencies=[Depends(know_client)], responses=schemas.errors(401))
+    app.include_router(realtime.socket_router)
+    for router in (sessions.events_router, health.router, metrics.router, bench.router, page.router):
         app.include_router(router)
     return app

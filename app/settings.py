@@ -4,7 +4,7 @@ from pathlib import Path
 from typing import Annotated, Literal
 
 import platformdirs
-from pydantic import Field, SecretStr, field_validator
+from pydantic import Field, SecretStr, field_validator, model_validator
 from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
 
 DEFAULT_ALIASES = (
@@ -13,6 +13,8 @@ DEFAULT_ALIASES = (
     "gpt-4o-transcribe",
     "gpt-4o-mini-transcribe",
     "gpt-4o-mini-transcribe-2025-12-15",
+    "gpt-live-transcribe",
+    "gpt-realtime-whisper",
 )
 
 
@@ -23,6 +25,10 @@ class Settings(BaseSettings):
 
     host: str = Field("127.0.0.1", description="Address to listen on.")
     port: int = Field(8000, ge=0, le=65535, description="Port to listen on; 0 takes a free one.")
+    tls_cert: Path | None = Field(
+        None, description="Certificate to serve https and wss with, as PEM; a chain begins with the gateway's own."
+    )
+    tls_key: Path | None = Field(None, description="Its private key, as PEM.")
     model: str = Field(
         "base",
         description="What to serve: a name of the shelf (`steno models`), a folder in Hugging Face or CTranslate2 layout, "
@@ -46,6 +52,11 @@ class Settings(BaseSettings):
     )
     engine_threads: int = Field(0, ge=0, description="OpenMP threads of the engine on a CPU; 0 is all cores but one.")
     engine_concurrency: int = Field(16, ge=1, description="Windows that decode at once; more of them wait.")
+    engine_stall_seconds: float = Field(
+        120.0,
+        ge=0,
+        description="An engine that holds requests and tells nothing of any for so long is killed and built anew; 0 is never.",
+    )
     encoders_per_step: int = Field(0, ge=0, description="Windows that one engine step may encode; 0 is 2, or 16 on a GPU.")
     kv_cache_mb: int = Field(
         0,
@@ -61,7 +72,16 @@ class Settings(BaseSettings):
     fetch_seconds: float = Field(60.0, gt=0, description="Longest time for one fetch, in seconds.")
     max_audio_minutes: float = Field(180.0, gt=0, description="Longest audio of one request, in minutes.")
     vad: bool = Field(True, description="Look for speech first, and decode nothing else.")
-    max_requests: int = Field(64, ge=1, description="Transcriptions in progress; more are refused with 503.")
+    max_requests: int = Field(64, ge=1, description="Transcriptions in progress; more wait a moment, and are refused with 503.")
+    kept_share: float = Field(
+        0.25,
+        ge=0,
+        le=0.5,
+        description="The part of these places that live sessions leave to files, and files to live sessions.",
+    )
+    admission_wait_seconds: float = Field(
+        2.0, ge=0, description="How long a request waits for a place, in seconds, before its body is read."
+    )
     windows_per_request: int = Field(4, ge=1, description="Windows of one file that decode side by side.")
     partial_seconds: float = Field(0.5, gt=0, description="Audio between two partials of a live session, in seconds.")
     partial_context: Literal["full", "true"] = Field(
@@ -76,18 +96,52 @@ class Settings(BaseSettings):
         90.0, ge=60, description="Audio that a live session may keep, in seconds; past it its sender waits."
     )
     live_idle_seconds: float = Field(60.0, gt=0, description="A live session that sends nothing for so long is ended.")
+    realtime_idle_seconds: float = Field(
+        300.0, gt=0, description="A WebSocket whose client says nothing for so long is closed: people mute their microphones."
+    )
     session_grace_seconds: float = Field(
         30.0, gt=0, description="How long a session is kept that nobody reads, and its events once it is over."
     )
     cors_origins: Annotated[tuple[str, ...], NoDecode] = Field(
         (), description="Web pages from these origins may use the API, separated by commas; `*` is all."
     )
+    api_keys: SecretStr = Field(
+        SecretStr(""),
+        description="Keys that clients need, separated by commas: `name:key`, or `name:sha256:...` as `steno key` prints it.",
+    )
+    api_keys_file: Path | None = Field(
+        None, description="More of them, a line each; read again on SIGHUP, so that keys come and go without a restart."
+    )
+    without_keys: bool = Field(
+        False, description="Let whoever reaches the gateway use it, though it listens elsewhere than on the loopback."
+    )
+    key_requests: int = Field(0, ge=0, description="Transcriptions in progress of one key; 0 is no bound.")
+    key_live_sessions: int = Field(0, ge=0, description="Live sessions in progress of one key; 0 is no bound.")
+    key_audio_seconds: float = Field(0.0, ge=0, description="Seconds of audio a minute of one key; 0 is no bound.")
     admin_key: SecretStr = Field(
         SecretStr(""), description="Key that `/bench` asks for; without one it is open on the loopback only."
     )
     bench_dir: Path = Field(Path("bench/out"), description="Where runs of `/bench` are kept.")
     bench_seconds: float = Field(3600.0, gt=0, description="Longest time of one run of `/bench`, in seconds.")
+    shutdown_grace_seconds: float = Field(
+        30.0, ge=0, description="What a stop leaves to the transcriptions in progress; then they end with an error."
+    )
+    otlp_endpoint: str = Field(
+        "", description="Where traces go, by OTLP over HTTP, as http://collector:4318; empty sends none."
+    )
+    log_format: Literal["console", "json"] = Field("console", description="Lines for people, or JSON for machines.")
     log_level: Literal["debug", "info", "warning", "error"] = Field("info", description="How much to log.")
+
+    @property
+    def on_loopback(self) -> bool:
+        """Whether only this machine reaches the gateway."""
+        return self.host in ("127.0.0.1", "::1", "localhost")
+
+    @model_validator(mode="after")
+    def _want_certificate_and_key(self) -> "Settings":
+        if (self.tls_cert is None) != (self.tls_key is None):
+            raise ValueError("--tls-cert and --tls-key go together")
+        return self
 
     @field_validator("model_aliases", "cors_origins", mode="before")
     @classmethod

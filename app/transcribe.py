@@ -9,6 +9,7 @@ each of these closes its engine request, which the engine aborts.
 """
 
 import asyncio
+import time
 from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import aclosing
 from dataclasses import dataclass, field, replace
@@ -19,9 +20,11 @@ from app.audio.decode import AudioReader, AudioSource, RawFormat
 from app.cores import Cores
 from app.decoding import WindowDecoder, WindowText
 from app.errors import InvalidInputError, StenoError, TranscriptionFailedError, UnavailableError
+from app.metrics import Metrics, Outcome
 from app.speech.reader import SpeechReader
 from app.speech.vad import VoiceActivity
 from app.speech.windows import CutPolicy, Window
+from app.tracing import span
 from app.transcript import Options, Piece, Progress, Segment, Stages, TextDelta, TextJoiner, Transcript
 from engine.base import (
     DecodeRequest,
@@ -32,6 +35,7 @@ from engine.base import (
     Usage,
 )
 
+PATIENCE_SECONDS = 3.0  # of a window for each one of its file before it: other files' first text does not wait for it
 RETRY_AFTER_SECONDS = {"starting": 15, "draining": 30, "failed": 60}
 TEMPERATURE_TO_TRUST = 0.5  # text decoded above it tells the next window nothing (openai-whisper, `transcribe`)
 _PARAM_OF_FIELD = {"samples": "file", "previous_text": "prompt", "task": "model"}
@@ -66,6 +70,7 @@ class Transcriber:
         cores: what may read files and look for speech at once.
         windows_per_request: how many windows of a file the engine may hold at once.
         max_seconds: the longest audio that is taken.
+        metrics: counts transcriptions.
 
     """
 
@@ -77,8 +82,10 @@ class Transcriber:
         cores: Cores,
         windows_per_request: int,
         max_seconds: float,
+        metrics: Metrics,
     ) -> None:
         self._engine = engine
+        self._metrics = metrics
         self._voice_activity = voice_activity
         self._cores = cores
         self._windows_per_request = windows_per_request
@@ -153,6 +160,8 @@ class Transcriber:
         joiner, segments, usage, stages = TextJoiner(), list[Segment](), Usage(), Stages()
         languages = dict.fromkeys([options.language] if options.language else ())
         tokens = Piece("")  # of text that is not shown yet
+        began, first_text = time.monotonic(), None
+        outcome: Outcome = "left"  # unless it is known better
         work = _FileWork(
             self._engine,
             next_window=lambda: self._cores.call(speech.next_window),
@@ -168,6 +177,7 @@ class Transcriber:
                     if isinstance(event, Piece):
                         tokens += event
                         if (shown := joiner.feed(event.text)) and stream:
+                            first_text = first_text or time.monotonic() - began
                             yield TextDelta(shown, tokens.spelling, tokens.logprobs)
                             tokens = Piece("")
                     else:
@@ -179,9 +189,18 @@ class Transcriber:
                             languages[event.language] = None
                         if stream:
                             yield Progress(event.end)
-        except EngineError as error:
-            raise translate_engine_error(error) from error
-        stages += Stages(decode=speech.decode_seconds, vad=speech.vad_seconds)
+            stages += Stages(decode=speech.decode_seconds, vad=speech.vad_seconds)
+            outcome = "completed"
+        except Exception as error:
+            outcome = "failed"
+            if isinstance(error, EngineError):
+                raise translate_engine_error(error) from error
+            raise
+        finally:
+            seconds = time.monotonic() - began
+            self._metrics.file(
+                permit.client, outcome, audio=speech.seconds, seconds=seconds, first_text=first_text, stages=stages
+            )
         yield Transcript(joiner.text, tuple(languages), speech.seconds, tuple(segments), usage, stages)
 
 
@@ -202,6 +221,7 @@ class _FileWork:
         self._engine, self._next_window, self._stop_reading = engine, next_window, stop_reading
         self._options, self._decode_id, self._stream = options, decode_id, stream
         self._places = asyncio.Semaphore(1 if options.continuous else at_once)
+        self._decoding = 0
         self._said = ""  # by the window before, where windows are continuous
         self._jobs: asyncio.Queue[_Job | Exception | None] = asyncio.Queue(at_once)
         self._language: asyncio.Future[str | None] = asyncio.get_running_loop().create_future()
@@ -233,7 +253,7 @@ class _FileWork:
         """Read windows, as far ahead as there are places for them."""
         try:
             number = 0
-            while (window := await self._next_window()) is not None:
+            while (window := await self._read_window()) is not None:
                 await self._places.acquire()
                 job = _Job()
                 task = asyncio.create_task(self._decode(job, number, window))
@@ -245,7 +265,12 @@ class _FileWork:
         except Exception as error:
             await self._jobs.put(error)
 
+    async def _read_window(self) -> Window | None:
+        with span("read"):
+            return await self._next_window()
+
     async def _decode(self, job: _Job, number: int, window: Window) -> None:
+        ahead, self._decoding = self._decoding, self._decoding + 1
         try:
             first = number == 0
             language = None if first and not self._language.done() else await asyncio.shield(self._language)
@@ -265,9 +290,11 @@ class _FileWork:
                 previous_text=f"{self._options.prompt} {self._said}".strip(),
                 temperature=self._options.temperature,
                 timestamps=True,
+                patience_seconds=ahead * PATIENCE_SECONDS,
             )
             start = window.start / self._engine.limits.sample_rate
-            result = await decoder.decode(request, start=start)
+            with span("window", number=number, start=start, seconds=len(window.samples) / self._engine.limits.sample_rate):
+                result = await decoder.decode(request, start=start)
             if self._options.continuous:
                 self._said = result.text.strip() if result.temperature <= TEMPERATURE_TO_TRUST else ""
             job.events.put_nowait(result)
@@ -276,6 +303,7 @@ class _FileWork:
         finally:
             if number == 0:
                 self._settle_language(None)
+            self._decoding -= 1
             self._places.release()
 
     def _settle_language(self, language: str | None) -> None:

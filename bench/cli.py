@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 import typer
 from rich.console import Console
@@ -22,7 +22,7 @@ from bench.metrics import METRICS
 from bench.reading import read_levels
 from bench.results import Result
 from bench.search import parse_slos
-from bench.sweep import LEVELS, Measured, Plan, Progress, Sweep, Target, TargetError, Workload
+from bench.sweep import LEVELS, Measured, Plan, Progress, Sweep, Target, TargetError
 
 OUT = Path("bench/out")
 KEPT, NOT_KEPT, USAGE, UNDECIDED, INTERRUPTED = 0, 1, 2, 3, 130
@@ -48,7 +48,10 @@ def bench(
     context: typer.Context,
     *,
     workload: Annotated[
-        Workload, typer.Option(help="`file`: upload, JSON; `stream`: upload, events; `live`: paced in real time.")
+        Literal["file", "stream", "live", "realtime"],
+        typer.Option(
+            help="`file`: upload, JSON; `stream`: upload, events; `live`: paced in real time; `realtime`: so over a WebSocket."
+        ),
     ] = "stream",
     concurrency: Annotated[
         str | None, typer.Option(help=f"Requests at once, each a level. [default: {','.join(map(str, LEVELS))}]")
@@ -67,7 +70,11 @@ def bench(
     url: Annotated[str, typer.Option(help="The server, as http://host:port.")] = "http://127.0.0.1:8000",
     label: Annotated[str, typer.Option(help="Its name in the report.")] = "steno",
     against: Annotated[
-        str | None, typer.Option(help="A second server, as name=http://host:port: both in turn, and their ratios.")
+        str | None,
+        typer.Option(
+            help="A second server, as name=http://host:port: both in turn, and their ratios. With live, a ws://host:port is "
+            "spoken to over a WebSocket."
+        ),
     ] = None,
     rounds: Annotated[int, typer.Option(min=1, help="With --against: turns of each server within a level.")] = 2,
     corpus: Annotated[
@@ -81,11 +88,14 @@ def bench(
     model: Annotated[str, typer.Option(help="What to ask for. [default: the first that the server lists]")] = "",
     language: Annotated[str, typer.Option(help="Of the speech; else the server detects it.")] = "",
     api_key: Annotated[str, typer.Option(envvar="STENO_BENCH_API_KEY", help="The server's key.")] = "",
+    insecure: Annotated[bool, typer.Option("--insecure", help="Take any certificate of an https server.")] = False,
     timeout: Annotated[
         float, typer.Option(min=0.1, help="Seconds until a request has failed; live sessions have their length beside it.")
     ] = 300.0,
     packet_ms: Annotated[float, typer.Option(min=1, help="Audio that a live sender sends at a time.")] = 100.0,
-    door: Annotated[Door, typer.Option(help="For live: one `duplex` request, or a `session` resource.")] = "duplex",
+    door: Annotated[
+        Door, typer.Option(help="For live: one `duplex` request, a `session` resource, or a `realtime` WebSocket.")
+    ] = "duplex",
     price_per_hour: Annotated[
         float | None, typer.Option(min=0, help="Of the machine; gives the cost of an hour of audio.")
     ] = None,
@@ -106,6 +116,8 @@ def bench(
             raise ValueError("a search measures one server; name the levels of a comparison with --concurrency")
         if progress not in ("bars", "json", "none"):
             raise ValueError(f"--progress is bars, json or none, and not {progress!r}")
+        if workload == "realtime":
+            workload, door = "live", "realtime"
         plan = Plan(
             workload=workload,
             loads=loads,
@@ -121,6 +133,7 @@ def bench(
             api_key=api_key,
             model=model,
             language=language,
+            insecure=insecure,
             timeout=timeout,
             packet_seconds=packet_ms / 1000,
             door=door,
@@ -128,7 +141,7 @@ def bench(
         targets = [Target(label, url)]
         if against:
             other, _, other_url = against.partition("=")
-            if not other_url.startswith("http") or other == label:
+            if not other_url.startswith(("http", "ws")) or other == label:
                 raise ValueError("--against takes another name and an address, as sync=http://127.0.0.1:8001")
             targets.append(Target(other, other_url))
         clips = load_corpus(corpus)

@@ -19,7 +19,7 @@ from bench.record import Record
 USER_AGENT = "steno-bench"
 MOST_DETAIL = 300  # characters of a failure
 
-Door = Literal["duplex", "session"]
+Door = Literal["duplex", "session", "realtime"]
 
 
 class RequestError(Exception):
@@ -31,8 +31,9 @@ class RequestError(Exception):
 
 
 def base_of(url: str) -> str:
-    """Return a server's address without `/v1`."""
-    return url.rstrip("/").removesuffix("/v1")
+    """Return a server's address without `/v1`, for HTTP."""
+    plain = f"http{url[2:]}" if url.startswith("ws") else url
+    return plain.rstrip("/").removesuffix("/realtime").removesuffix("/v1")
 
 
 def headers_of(api_key: str) -> dict[str, str]:
@@ -61,13 +62,21 @@ class Client(ABC):
         fields: of every request, as OpenAI names them.
         timeout: seconds that a request may take, beside its audio's length where that is sent in real time.
         profile: ask for partials and for where the time went, which only Steno knows.
+        insecure: take any certificate of an https server.
 
     """
 
     def __init__(
-        self, url: str, fields: dict[str, str], *, api_key: str = "", timeout: float = 300.0, profile: bool = True
+        self,
+        url: str,
+        fields: dict[str, str],
+        *,
+        api_key: str = "",
+        timeout: float = 300.0,
+        profile: bool = True,
+        insecure: bool = False,
     ) -> None:
-        self.profile = profile
+        self.profile, self.insecure = profile, insecure
         self.url = base_of(url)
         self.fields = fields
         self.timeout = timeout
@@ -106,7 +115,9 @@ class _UploadClient(Client):
 
     async def __aenter__(self) -> Self:
         limits = httpx.Limits(max_connections=None, max_keepalive_connections=None)
-        self._http = httpx.AsyncClient(headers=self.headers, timeout=None, limits=limits, trust_env=False)
+        self._http = httpx.AsyncClient(
+            headers=self.headers, timeout=None, limits=limits, trust_env=False, verify=not self.insecure
+        )
         return self
 
     async def __aexit__(
@@ -177,17 +188,18 @@ class LiveClient(Client):
         api_key: str = "",
         timeout: float = 300.0,
         profile: bool = True,
+        insecure: bool = False,
         packet_seconds: float = 0.1,
         door: Door = "duplex",
     ) -> None:
-        super().__init__(url, fields, api_key=api_key, timeout=timeout, profile=profile)
-        self._packet = max(1, round(packet_seconds * RATE))
+        super().__init__(url, fields, api_key=api_key, timeout=timeout, profile=profile, insecure=insecure)
+        self._packet_seconds = packet_seconds
         self._door = door
 
     async def __aenter__(self) -> Self:
         self._http = aiohttp.ClientSession(
             headers=self.headers,
-            connector=aiohttp.TCPConnector(limit=0),
+            connector=aiohttp.TCPConnector(limit=0, ssl=not self.insecure),
             timeout=aiohttp.ClientTimeout(total=None),
             read_bufsize=1 << 20,
         )
@@ -265,13 +277,13 @@ class LiveClient(Client):
                     break
         listener.end()
 
-    async def _spoken(self, clip: Clip, record: Record) -> AsyncIterator[bytes]:
+    async def _spoken(self, clip: Clip, record: Record, *, rate: int = RATE) -> AsyncIterator[bytes]:
         """Yield the packets when they are due."""
-        packets = range(0, len(clip.samples), self._packet)
+        samples, size = clip.at(rate), max(1, round(self._packet_seconds * rate))
         record.sent = start = time.monotonic()
-        for first in packets:
-            packet = clip.samples[first : first + self._packet]
-            due = start + (first + len(packet)) / RATE
+        for first in range(0, len(samples), size):
+            packet = samples[first : first + size]
+            due = start + (first + len(packet)) / rate
             if (ahead := due - time.monotonic()) > 0:
                 await asyncio.sleep(ahead)
                 record.late.append(time.monotonic() - due)

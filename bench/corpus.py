@@ -75,6 +75,15 @@ class Clip:
         """Length."""
         return len(self.samples) / RATE
 
+    def at(self, rate: int) -> npt.NDArray[np.int16]:
+        """Return the samples at another rate, in Hz."""
+        if rate == RATE or not len(self.samples):
+            return self.samples
+        resampler = av.AudioResampler("s16", "mono", rate)
+        frame = av.AudioFrame.from_ndarray(self.samples[None], format="s16", layout="mono")
+        frame.sample_rate = RATE
+        return np.concatenate([piece.to_ndarray()[0] for piece in [*resampler.resample(frame), *resampler.resample(None)]])
+
     @cached_property
     def wav(self) -> bytes:
         """The clip as a WAV file."""

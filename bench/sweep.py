@@ -21,6 +21,7 @@ from bench.health import Watch
 from bench.load import Load
 from bench.metrics import BY_NAME, MAIN, distributions, errors, stages, word_error_rate
 from bench.reading import read_levels
+from bench.realtime import RealtimeClient
 from bench.record import Record
 from bench.results import InFlight, Level, Machine, Result
 from bench.search import Outcome, Search, Slo, Trial, assess
@@ -71,6 +72,7 @@ class Plan:
         slos: limits.
         most: concurrency that a search does not exceed.
         price_per_hour: of the machine.
+        insecure: take any certificate.
 
     """
 
@@ -88,6 +90,7 @@ class Plan:
     api_key: str = ""
     model: str = ""
     language: str = ""
+    insecure: bool = False
     timeout: float = 300.0
     packet_seconds: float = 0.1
     door: Door = "duplex"
@@ -95,12 +98,19 @@ class Plan:
     def client(self, target: Target, info: dict[str, str]) -> Client:
         """Make a client of the workload's kind for a server of which `info` is known."""
         fields = {"model": info["model"]} | ({"language": self.language} if self.language else {})
-        known: Any = {"api_key": self.api_key, "timeout": self.timeout, "profile": info.get("server") == STENO}
+        known: Any = {
+            "api_key": self.api_key,
+            "timeout": self.timeout,
+            "profile": info.get("server") == STENO,
+            "insecure": self.insecure,
+        }
         match self.workload:
             case "file":
                 return FileClient(target.url, fields, **known)
             case "stream":
                 return StreamClient(target.url, fields, **known)
+            case "live" if self.door == "realtime" or target.url.startswith("ws"):
+                return RealtimeClient(target.url, fields, packet_seconds=self.packet_seconds, **known)
             case "live":
                 return LiveClient(target.url, fields, packet_seconds=self.packet_seconds, door=self.door, **known)
 
@@ -307,7 +317,8 @@ async def describe(target: Target, plan: Plan) -> dict[str, str]:
 
     """
     base = base_of(target.url)
-    async with httpx.AsyncClient(headers=headers_of(plan.api_key), timeout=30, trust_env=False) as http:
+    secure = not plan.insecure
+    async with httpx.AsyncClient(headers=headers_of(plan.api_key), timeout=30, trust_env=False, verify=secure) as http:
         try:
             response = await http.get(f"{base}/v1/models")
             if response.status_code in (401, 403):

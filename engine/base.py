@@ -10,6 +10,7 @@ Every decode is a request of its own to one engine that batches continuously; no
 Implementations: `engine.vllm_engine.VllmEngine`, and `engine.fake.FakeEngine`, scripted and deterministic.
 """
 
+import time
 from collections.abc import AsyncGenerator, Sequence
 from dataclasses import dataclass, field
 from types import TracebackType
@@ -26,6 +27,7 @@ FinishReason = Literal["stop", "length", "repetition"]
 AudioContext = Literal["full", "true"]
 
 MAX_AMPLITUDE = 10.0  # 1, and room for what resamplers overshoot; integers that were not scaled are a mistake
+PRIORITY_TURNS = 10**12  # between the turns of two priorities, in milliseconds
 MAX_PREFIX_TOKENS = 180  # of the 224 that Whisper decodes for a window, so that there is room for more
 Ability = Literal["detection", "translation", "prompt", "words"]
 
@@ -104,6 +106,7 @@ class DecodeRequest:
         deltas: yield text as it comes; else one Delta at the end, which costs less.
         audio_context: encode the whole window (`full`) or only this audio's length (`true`); None is the engine's default.
         priority: lower goes first among the waiting.
+        patience_seconds: among those of one priority who came first goes first; this one as if it came so much later.
 
     """
 
@@ -120,6 +123,12 @@ class DecodeRequest:
     deltas: bool = False
     audio_context: AudioContext | None = None
     priority: int = 0
+    patience_seconds: float = 0.0
+
+    @property
+    def turn(self) -> int:
+        """Where a request that is submitted now stands among the waiting: lower goes first."""
+        return self.priority * PRIORITY_TURNS + int((time.monotonic() + self.patience_seconds) * 1000)
 
 
 @dataclass(frozen=True, slots=True)
@@ -188,6 +197,9 @@ class Engine(Protocol):
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None: ...
+
+    def kill(self) -> None:
+        """End whatever decodes, at once and without its help: every request fails. Nothing is decoded any more."""
 
     @property
     def state(self) -> EngineState:

@@ -64,7 +64,7 @@ def say_length(request: DecodeRequest) -> Reply:
 
 
 class FakeEngine:
-    """An `Engine` that follows a script."""
+    """An `Engine` that follows a script, and remembers what it was given unless it is told not to: a test asks for that."""
 
     def __init__(
         self,
@@ -75,8 +75,10 @@ class FakeEngine:
         start_seconds: float = 0.0,
         fail_start: str = "",
         audio_context: AudioContext = "full",
+        remember: bool = True,
     ) -> None:
         self._script = script
+        self._remember = remember
         self._start_seconds, self._fail_start = start_seconds, fail_start
         self._limits = EngineLimits(
             concurrency=concurrency,
@@ -115,6 +117,10 @@ class FakeEngine:
         self._state = EngineState("failed", reason)
         self._dead.set()
 
+    def kill(self) -> None:
+        """Die, as an engine that is killed does."""
+        self.die()
+
     @property
     def state(self) -> EngineState:
         """Where the engine is now."""
@@ -146,11 +152,12 @@ class FakeEngine:
         if self._state.phase != "ready":
             raise EngineUnavailableError(self._state)
         check_request(request, self._limits)
-        self.submitted.append(request)
+        if self._remember:
+            self.submitted.append(request)
         self._requests += 1
         finished = False
         try:
-            await self._take_slot(request.priority)
+            await self._take_slot(request.turn)
             try:
                 async for delta in self._say(request, self._script(request)):
                     finished = delta.outcome is not None
@@ -159,7 +166,7 @@ class FakeEngine:
                 self._give_slot()
         finally:
             self._requests -= 1
-            if not finished:
+            if not finished and self._remember:
                 self.aborted.append(request.id)
 
     async def align(self, request: DecodeRequest, tokens: Sequence[int]) -> tuple[float, ...]:
@@ -214,12 +221,12 @@ class FakeEngine:
             return
         raise EngineFailedError("the engine died while it decoded this request")
 
-    async def _take_slot(self, priority: int) -> None:
+    async def _take_slot(self, place: int) -> None:
         if self._running < self._limits.concurrency and not self._waiting:
             self._running += 1
             return
         turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        heapq.heappush(self._waiting, (priority, next(self._arrivals), turn))
+        heapq.heappush(self._waiting, (place, next(self._arrivals), turn))
         try:
             await turn  # the slot passes from hand to hand: `_running` stays as it is
         except asyncio.CancelledError:

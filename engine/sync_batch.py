@@ -13,9 +13,10 @@ import queue
 import threading
 import time
 from collections.abc import AsyncGenerator, Callable, Hashable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
+from engine.base import PRIORITY_TURNS
 from engine.vllm_engine import LoadedModel, VllmEngine, engine_args
 
 WINDOW_SECONDS = 0.010
@@ -110,8 +111,14 @@ class _SyncLlm:
         os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "1"
         from vllm.v1.engine.llm_engine import LLMEngine
 
-        self._engine = LLMEngine.from_engine_args(engine_args(model), enable_multiprocessing=True)
+        arguments = replace(engine_args(model), scheduler_cls=None)
+        self._engine = LLMEngine.from_engine_args(arguments, enable_multiprocessing=True)
         self._batcher = Batcher(self._generate)
+
+    @property
+    def engine_core(self) -> Any:
+        """The client of the engine's process."""
+        return self._engine.engine_core
 
     @property
     def errored(self) -> bool:
@@ -129,7 +136,7 @@ class _SyncLlm:
 
         sampling.output_kind = RequestOutputKind.FINAL_ONLY
         try:
-            yield await self._batcher.submit((request_id, inputs, sampling), group=priority)
+            yield await self._batcher.submit((request_id, inputs, sampling), group=priority // PRIORITY_TURNS)
         except EngineGenerateError:
             raise
         except Exception as error:

@@ -10,6 +10,8 @@ Any exception in vLLM's worker kills the engine for everyone, so every request i
 
 import asyncio
 import contextlib
+import functools
+import gc
 import logging
 import math
 import multiprocessing
@@ -122,12 +124,26 @@ class VllmEngine:
         llm, self._llm = self._llm, None
         if llm is not None:
             # vLLM stops its process first, and then reports as a failure that it is gone.
-            logging.getLogger("vllm").setLevel(logging.CRITICAL)
+            vllm_logger = logging.getLogger("vllm")
+            level = vllm_logger.level
+            vllm_logger.setLevel(logging.CRITICAL)
             await anyio.to_thread.run_sync(llm.shutdown)
+            vllm_logger.setLevel(level)
+            await anyio.to_thread.run_sync(_forget_caches)
             llm.shutdown = lambda *_: None  # vLLM calls it once more at the interpreter's end, and fails
         elif self._building:  # vLLM may have spawned its process already
             for child in set(multiprocessing.active_children()) - self._other_children:
                 child.kill()
+
+    def kill(self) -> None:
+        """End the engine's process at once; vLLM sees it and fails every request."""
+        for process in self._processes():
+            process.kill()
+
+    def _processes(self) -> list[BaseProcess]:
+        """Return the processes that are the engine's own."""
+        manager = self._llm.engine_core.resources.engine_manager if self._llm is not None else None
+        return list(manager.processes) if manager is not None else []
 
     # --- start-up ---------------------------------------------------------------------------------------------------
 
@@ -256,7 +272,7 @@ class VllmEngine:
         if model is None or llm is None:
             raise EngineUnavailableError(self.state)
         prepared = await anyio.to_thread.run_sync(model.prepare, request, limiter=self._workers)
-        outputs = llm.generate(prepared.inputs, prepared.sampling, request.id, priority=request.priority)
+        outputs = llm.generate(prepared.inputs, prepared.sampling, request.id, priority=request.turn)
         finished = False
         try:
             async with contextlib.aclosing(outputs):
@@ -519,10 +535,20 @@ def _set_environment(options: VllmOptions) -> None:
         "VLLM_LOGGING_LEVEL": "ERROR",
         "PYTHONWARNINGS": "ignore::FutureWarning",
         "TORCH_CPP_LOG_LEVEL": "ERROR",
+        # oneDNN keeps code for each length that it meets, for 1,024: tens of MB in half an hour, and nothing is faster.
+        "ONEDNN_PRIMITIVE_CACHE_CAPACITY": "128",
         # Without a GPU some of vLLM's helpers would call a C++ compiler in the middle of a step.
         **({} if _has_gpu() else {"TORCHDYNAMO_DISABLE": "1"}),
     }.items():
         os.environ.setdefault(name, value)
+
+
+def _forget_caches() -> None:
+    """Drop what vLLM keeps of an engine beyond its end: four tokenizers in its functions' caches, 140 MB each time."""
+    gc.unfreeze()  # else they are not among the objects
+    for kept in gc.get_objects():
+        if isinstance(kept, functools._lru_cache_wrapper) and kept.__module__.startswith(("vllm.", "transformers.")):
+            kept.cache_clear()
 
 
 def _import_ahead() -> None:
@@ -607,6 +633,7 @@ def engine_args(model: LoadedModel) -> "AsyncEngineArgs":
         enable_prefix_caching=False,
         enforce_eager=model.on_cpu,
         scheduling_policy="priority",
+        scheduler_cls="engine.vllm_plugin.SpacedScheduler" if model.on_cpu else None,
         logprobs_mode="processed_logits",
         distributed_executor_backend="uni",
         kv_cache_memory_bytes=options.kv_cache_bytes or (_kv_cache_bytes(model) if model.on_cpu else None),

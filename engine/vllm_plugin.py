@@ -16,12 +16,15 @@ from typing import TYPE_CHECKING, Any
 import torch
 from vllm import ModelRegistry, SamplingParams
 from vllm.model_executor.models.whisper import WhisperForConditionalGeneration
+from vllm.v1.core.sched.output import SchedulerOutput
+from vllm.v1.core.sched.scheduler import Scheduler
 from vllm.v1.sample.logits_processor import BatchUpdate, LogitsProcessor
 from vllm.v1.sample.logits_processor.builtin import process_dict_updates
 from vllm.v1.worker.gpu.sample.logits_processor import LogitsProcessor as LogitsProcessorV2
 
 from engine.decoding_rules import RequestRules, VocabularyRules, restrict
 from engine.features import END_POSITIONS, FRAMES_PER_POSITION, SILENCE, WINDOW_POSITIONS
+from engine.memory import give_back_often
 from engine.prompts import TokenLayout
 
 if TYPE_CHECKING:
@@ -29,7 +32,35 @@ if TYPE_CHECKING:
     from vllm.v1.worker.gpu.sample.logits_processor import LogitsContext, LogitsProcRequestState
 
 ARCHITECTURE = "StenoWhisperForConditionalGeneration"
+FIRST_TOKENS = 12  # so many make the text that is shown first
+SHORT_POSITIONS = 520  # of audio that is not worth waiting for others' first tokens: 8 s
 RULES = "steno_rules"  # key of SamplingParams.extra_args: the arguments of RequestRules
+
+
+class SpacedScheduler(Scheduler):  # type: ignore[misc]
+    """vLLM's scheduler, but it begins one long audio at a time, and none while a request still waits for its first tokens.
+
+    On a CPU to encode a window takes as long as dozens of decode steps, and vLLM puts encodes into every step that it can: each
+    of a text's first tokens would wait for another request's audio. Short audio is done as soon as those tokens would be.
+    """
+
+    def schedule(self, throttle_prefills: bool = False) -> SchedulerOutput:
+        """Schedule a step."""
+        admitted: int = self.max_num_active_reqs  # type: ignore[has-type]
+        if self._next_is_long():
+            waited_for = any(request.num_output_tokens < FIRST_TOKENS for request in self.running)
+            self.max_num_active_reqs = min(admitted, len(self.running) + (not waited_for))
+        try:
+            return super().schedule(throttle_prefills)
+        finally:
+            self.max_num_active_reqs = admitted
+
+    def _next_is_long(self) -> bool:
+        """Say whether the audio of the request that is next takes long to encode."""
+        if not self.waiting:
+            return False
+        request = self.waiting.peek_request()
+        return bool(request.has_encoder_inputs) and request.get_num_encoder_embeds(0) > SHORT_POSITIONS
 
 
 class StenoWhisper(WhisperForConditionalGeneration):  # type: ignore[misc]
@@ -159,6 +190,7 @@ def _leave_with_parent() -> None:
 
 
 def register() -> None:
-    """Register the model class with vLLM, under a name that no stock checkpoint has."""
+    """Register the model class with vLLM, under a name that no stock checkpoint has, and look after this process."""
     ModelRegistry.register_model(ARCHITECTURE, StenoWhisper)
     _leave_with_parent()
+    give_back_often()

@@ -1,7 +1,6 @@
 """/bench: measure this gateway from outside, follow the run, read what was found."""
 
 import html
-import secrets
 from typing import Annotated, Any, Literal
 
 from fastapi import APIRouter, Depends, Header, Request
@@ -9,18 +8,17 @@ from fastapi.responses import FileResponse, HTMLResponse, JSONResponse, Response
 from pydantic import BaseModel, ConfigDict, Field
 
 from app.benchmarks import BenchOrder, BenchRun
-from app.errors import ForbiddenError, InvalidInputError, InvalidKeyError
+from app.errors import ForbiddenError, InvalidInputError
 from app.services import Services
 from routers.bodies import read_json
 from routers.clients import disconnected
-from routers.dependencies import AnyServices, ReadyServices
+from routers.dependencies import AnyServices, GivenKey, ReadyServices, know_admin
 from routers.schemas import Responses, errors
 from routers.sse import last_number, numbered_stream
 
 MAX_REQUEST_BYTES = 64 << 10
 LEVELS = (1, 4, 8)
 SLO = r"^$|^[a-z_]+_p[0-9.]+=[0-9.]+(,[a-z_]+_p[0-9.]+=[0-9.]+)*$"
-LOOPBACK = ("127.0.0.1", "::1", "localhost")
 
 router = APIRouter(prefix="/bench", tags=["bench"])
 
@@ -30,7 +28,7 @@ class BenchRequest(BaseModel):
 
     model_config = ConfigDict(extra="forbid")
 
-    workload: Literal["file", "stream", "live"] = "stream"
+    workload: Literal["file", "stream", "live", "realtime"] = "stream"
     levels: list[int] = Field([], max_length=10, description="Requests at once, each a level; with `slo` none: search.")
     n: int = Field(50, ge=1, le=2000, description="Requests of each level.")
     slo: str = Field("", max_length=500, pattern=SLO, description="Limits, as final_p95=1500,first_text_p95=1000.")
@@ -91,17 +89,13 @@ def _answers(kind: type[BaseModel] | None, media_type: str, *statuses: int) -> R
     return ok | errors(*statuses)
 
 
-def _may_measure(
-    services: AnyServices, authorization: Annotated[str, Header()] = "", api_key: Annotated[str, Header()] = ""
-) -> Services:
-    """Let only who has the admin key start loads; where there is none, who sits at this machine."""
-    wanted = services.settings.admin_key.get_secret_value()
-    if not wanted and services.settings.host not in LOOPBACK:
+def _may_measure(request: Request, services: AnyServices, given: GivenKey) -> Services:
+    """Let only who has the admin key start loads; where there is none, who sits at this machine, and no other site's page."""
+    if request.method != "GET" and request.headers.get("sec-fetch-site", "none") not in {"same-origin", "none"}:
+        raise ForbiddenError("A page of another site may not use the bench.")
+    if not services.settings.admin_key.get_secret_value() and not services.settings.on_loopback:
         raise ForbiddenError("Without an admin key the bench is only open on a gateway that listens on the loopback.")
-    scheme, _, token = authorization.partition(" ")
-    given = token.strip() if scheme.lower() == "bearer" else api_key
-    if wanted and not secrets.compare_digest(given.encode(), wanted.encode()):
-        raise InvalidKeyError
+    know_admin(services, given)
     return services
 
 
@@ -120,7 +114,7 @@ Measurable = Annotated[Services, Depends(_may_measure)]
 async def start(request: Request, services: Measurable, ready: ReadyServices) -> JSONResponse:
     """Start a run against this gateway. One runs at a time; it goes on when its client leaves."""
     wanted = await read_json(request, BenchRequest, max_bytes=MAX_REQUEST_BYTES)
-    run = services.benchmarks.start(wanted.order(services.settings.max_requests), _own_address(request))
+    run = services.benchmarks.start(wanted.order(services.admission.most), _own_address(request))
     return JSONResponse(_described(run), 201, {"Location": f"/bench/{run.id}"})
 
 
@@ -169,8 +163,8 @@ async def delete(run_id: str, services: Measurable) -> DeletedRun:
 
 def _own_address(request: Request) -> str:
     """Return where this request came in: not what its `Host` says, which the client chooses."""
-    host, port = request.scope["server"]
-    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+    scheme, (host, port) = request.scope["scheme"], request.scope["server"]
+    return f"{scheme}://[{host}]:{port}" if ":" in host else f"{scheme}://{host}:{port}"
 
 
 def _described(run: BenchRun) -> dict[str, Any]:

@@ -47,7 +47,7 @@ def delta_event(delta: TextDelta, form: TranslationForm) -> dict[str, Any]:
     """Write a `transcript.text.delta` event."""
     event: dict[str, Any] = {"type": "transcript.text.delta", "delta": delta.text}
     if form.wants_logprobs:
-        event["logprobs"] = _logprobs(delta.spelling, delta.logprobs)
+        event["logprobs"] = logprobs_of(delta.spelling, delta.logprobs)
     return event
 
 
@@ -107,7 +107,7 @@ def _plain(transcript: Transcript, form: TranslationForm) -> dict[str, Any]:
         plain["languages"] = [{"code": code} for code in transcript.languages]
     if form.wants_logprobs:
         segments = transcript.segments
-        plain["logprobs"] = [entry for s in segments for entry in _logprobs(s.spelling, s.logprobs)]
+        plain["logprobs"] = [entry for s in segments for entry in logprobs_of(s.spelling, s.logprobs)]
     return plain | {"usage": _tokens(transcript.usage)}
 
 
@@ -126,7 +126,8 @@ def _timed(transcript: Transcript, form: TranslationForm, task: Task) -> dict[st
     return timed
 
 
-def _logprobs(spelling: Sequence[bytes], logprobs: Sequence[float]) -> list[dict[str, Any]]:
+def logprobs_of(spelling: Sequence[bytes], logprobs: Sequence[float]) -> list[dict[str, Any]]:
+    """Write tokens' log-probabilities."""
     return [
         {"token": piece.decode(errors="replace"), "logprob": logprob, "bytes": list(piece)}
         for piece, logprob in zip(spelling, logprobs, strict=True)

@@ -28,8 +28,14 @@ async def ready(services: AnyServices) -> JSONResponse:
         reason=state.reason,
         model=model_name(services.settings),
         device=services.engine.device,
+        seconds=round(services.engine_seconds, 1),
         transcriptions=services.admission.in_progress,
+        places=services.admission.limit,
+        waiting=services.admission.waiting,
+        live_sessions=len(services.live.open),
         engine_requests=services.engine.requests,
+        first_text_ms=services.metrics.first_texts.median_ms,
+        final_ms=services.metrics.finals.median_ms,
     )
     headers = None if is_ready else {"Retry-After": str(RETRY_AFTER_SECONDS[state.phase])}
     return JSONResponse(body.model_dump(), 200 if is_ready else 503, headers)

@@ -3,9 +3,9 @@
 import asyncio
 import logging
 import time
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Coroutine
+from collections.abc import AsyncGenerator, AsyncIterator, Coroutine
 from contextlib import AsyncExitStack, aclosing, suppress
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 from fastapi import Request
@@ -32,7 +32,6 @@ logger = logging.getLogger(__name__)
 
 CHUNK_SECONDS = 0.1  # what is decoded at a time
 PROBE_SECONDS = 20  # longer than the time between pings
-LEAST_SILENCE_SECONDS = 0.1  # that can close an utterance
 LINGER_SECONDS = 0.5  # a client that still writes when its server answers and closes would not read why
 
 
@@ -63,9 +62,10 @@ async def _answer(request: Request, services: Services, request_id: str, form: T
     if options.words:
         raise UnsupportedValueError("A live session has no times of words.", param="timestamp_granularities")
     async with AsyncExitStack() as holding:
-        permit = holding.enter_context(services.admission.admit())
+        permit = holding.enter_context(await services.admission.admit(request.state.client, kind="live"))
         session = services.live.start(permit, options, request_id=request_id, endpoints=endpoints(form.chunking_strategy))
         holding.callback(session.close)
+        holding.callback(lambda: permit.spend(session.seconds))
         source = _Samples(request, session, services, raw) if raw else _Container(request, session, services)
         await holding.enter_async_context(source)
         await unless_client_leaves(source.client_left, source.opened())
@@ -76,14 +76,20 @@ def endpoints(chunking: Chunking | None) -> EndpointPolicy:
     """Return how utterances are found, as OpenAI's `chunking_strategy` asks."""
     if chunking is None or chunking.type == "auto":
         return EndpointPolicy()
-    silence = chunking.silence_duration_ms / 1000
-    silence = max(silence, LEAST_SILENCE_SECONDS)
-    return EndpointPolicy(
+    return EndpointPolicy.of_server_vad(
         threshold=chunking.threshold,
-        before_seconds=chunking.prefix_padding_ms / 1000,
-        after_seconds=min(silence, EndpointPolicy().after_seconds),
-        silence_seconds=silence,
+        prefix_padding_ms=chunking.prefix_padding_ms,
+        silence_duration_ms=chunking.silence_duration_ms,
     )
+
+
+class _Sink(Protocol):
+    """Takes audio, and says when it is too much."""
+
+    @property
+    def has_room(self) -> bool: ...
+
+    async def wait_for_room(self) -> None: ...
 
 
 class _Source:
@@ -122,16 +128,17 @@ class _Source:
         if error := await asyncio.shield(self._opened):
             raise error
 
-    async def _chunks(self, wait_for_room: Callable[[], Awaitable[None]]) -> AsyncIterator[bytes]:
+    async def _chunks(self, sink: "_Sink") -> AsyncIterator[bytes]:
         """Receive the body. While there is no room the socket is not read, and the sender waits.
 
         A client that vanishes meanwhile is only seen by reading on after a ping to it has failed: now and then a little is
         read.
         """
         async for chunk in unless_stalled(self._request.stream(), self._services.settings.live_idle_seconds):
-            with suppress(TimeoutError):
-                async with asyncio.timeout(PROBE_SECONDS):
-                    await wait_for_room()
+            if not sink.has_room:
+                with suppress(TimeoutError):
+                    async with asyncio.timeout(PROBE_SECONDS):
+                        await sink.wait_for_room()
             yield chunk
 
     async def _watch(self) -> None:
@@ -153,7 +160,7 @@ class _Samples(_Source):
 
     async def _take(self) -> None:
         try:
-            async for chunk in self._chunks(self._session.wait_for_room):
+            async for chunk in self._chunks(self._session):
                 began = time.monotonic()
                 self._held.append(self._decoder.feed(chunk))
                 self._session.profile.decode += time.monotonic() - began
@@ -207,7 +214,7 @@ class _Container(_Source):
 
     async def _receive(self) -> None:
         try:
-            async for chunk in self._chunks(self._stream.wait_for_room):
+            async for chunk in self._chunks(self._stream):
                 self._stream.write(chunk)
             self._stream.finish()
         except UploadStalledError as error:

@@ -5,7 +5,7 @@ from email.message import Message
 from app.audio.decode import RawFormat
 from app.errors import InvalidInputError
 
-MIN_RATE, MAX_RATE = 8_000, 48_000
+MIN_RATE, MAX_RATE = 8_000, 192_000
 MAX_CHANNELS = 8
 MAX_TYPE_CHARACTERS = 256
 MAX_DIGITS = 9

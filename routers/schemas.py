@@ -141,7 +141,13 @@ class Readiness(_Exact):
     reason: str
     model: str
     device: str
+    seconds: float = Field(description="How long it has been so.")
     transcriptions: int = Field(description="How many are in progress.")
+    places: int = Field(description="How many there may be.")
+    waiting: int = Field(description="How many wait for a place.")
+    live_sessions: int
+    first_text_ms: float | None = Field(description="Median of the last ones; null while there are none.")
+    final_ms: float | None = Field(description="From a speaker's end to the last text: the same.")
     engine_requests: int = Field(description="How many windows the engine holds.")
 
 
@@ -153,6 +159,7 @@ _ERRORS = {
     408: "The upload stood still.",
     409: "Not in this order: audio before this piece is missing, or another run is in progress.",
     413: "The body is too large.",
+    429: "The key has all that it may have; `Retry-After` says when to come back.",
     500: "The transcription was lost.",
     503: "Not now; `Retry-After` says when to come back.",
 }

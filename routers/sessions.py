@@ -37,6 +37,7 @@ MAX_WAITING_PIECES = 4
 ROOM_SECONDS = 10.0  # a piece that finds no room for so long is refused, and may come again
 
 router = APIRouter(prefix="/v1/audio/sessions", tags=["live sessions"])
+events_router = APIRouter(prefix="/v1/audio/sessions", tags=["live sessions"])  # needs no key: its address is a secret
 
 
 class SessionRequest(TranscriptionForm):
@@ -102,9 +103,10 @@ async def create_session(request: Request, services: ReadyServices, request_id: 
             "A session takes samples without a header, as audio/pcm;rate=16000.", param="content_type", code="invalid_value"
         )
     with ExitStack() as holding:
-        permit = holding.enter_context(services.admission.admit())
+        permit = holding.enter_context(await services.admission.admit(request.state.client, kind="live"))
         policy: EndpointPolicy | None = endpoints(form.chunking_strategy) if form.endpointing == "server" else None
         session = services.live.start(permit, options, request_id=request_id, endpoints=policy)
+        holding.callback(lambda: permit.spend(session.seconds))
         door = _Door(form, raw, services.engine.limits.sample_rate)
         held = services.sessions.hold(session, holding.pop_all(), extra=door)
     return _body(held)
@@ -175,7 +177,7 @@ async def delete_session(session_id: str, services: AnyServices) -> Response:
     return Response(status_code=204)
 
 
-@router.get(
+@events_router.get(
     "/{session_id}/events",
     response_model=None,
     responses=errors(404) | {200: {"content": {"text/event-stream": {"schema": {"type": "string"}}}}},

@@ -93,7 +93,7 @@ class _EventStream(EventSourceResponse):
             try:
                 await super().__call__(scope, receive_disconnect, send_in_time)
             except SendTimeoutError:
-                logger.info("%s: the client has stopped reading, and is left", scope["state"]["request_id"])
+                logger.info("the client has stopped reading, and is left")
 
 
 async def _encoded(events: AsyncGenerator[dict[str, Any], None]) -> AsyncIterator[dict[str, str]]:

@@ -69,7 +69,7 @@ async def create_translation(request: Request, services: ReadyServices, request_
 
 async def _answer(request: Request, services: Services, request_id: str, kind: type[TranslationForm], task: Task) -> Response:
     async with AsyncExitStack() as holding:
-        permit = holding.enter_context(services.admission.admit())
+        permit = holding.enter_context(await services.admission.admit(request.state.client))
         upload = Upload(
             request,
             services.transcriber.arriving_file(),
@@ -79,6 +79,7 @@ async def _answer(request: Request, services: Services, request_id: str, kind: t
         await holding.enter_async_context(upload)
         work = _Transcription(upload, services, permit, kind=kind, task=task, request_id=request_id)
         holding.callback(work.close)
+        holding.callback(lambda: permit.spend(work.seconds))
         await unless_client_leaves(upload.client_left, work.begin())
         if work.form.streams:
             events = _in_dialect(_events(work, upload), work, request_id)
@@ -202,6 +203,11 @@ class _Transcription:
         """Say where the time went, in milliseconds, once all has been done."""
         receive = self._upload.ended_at - self._began
         return formats.stages_of(transcript, receive=receive, total=time.monotonic() - self._began)
+
+    @property
+    def seconds(self) -> float:
+        """How much audio has been read."""
+        return self._speech.seconds if self._speech is not None else 0.0
 
     def close(self) -> None:
         """Let go of the file."""

@@ -26,6 +26,7 @@ from app.admission import Admission
 from app.cores import Cores
 from app.live import LivePolicy, LiveSessions
 from app.live_events import LiveDelta
+from app.metrics import Metrics
 from app.speech.endpointing import EndpointPolicy
 from app.speech.vad import FRAME_SAMPLES
 from app.transcript import Options
@@ -146,7 +147,7 @@ class SyncBatch(FakeEngine):
 async def one(sessions: LiveSessions, audio: np.ndarray, delay: float) -> tuple[float, float, int]:
     """Speak to a session in real time; return seconds to first text, seconds from stop to the end, and its partials."""
     await asyncio.sleep(delay)
-    with Admission(10_000).admit() as permit:
+    with await Admission(10_000).admit() as permit:
         session = sessions.start(permit, Options(language="en"), request_id=f"{id(audio)}-{delay}", endpoints=EndpointPolicy())
     began = time.monotonic()
     stopped = 0.0
@@ -174,7 +175,7 @@ async def sweep(kind: type[Continuous] | type[SyncBatch], device: Device, count:
     audio = np.repeat(np.arange(1, int(seconds * 3) + 1), WORD).astype(np.float32) * np.float32(STEP)
     async with kind(device) as engine:
         await engine.wait_ready()
-        sessions = LiveSessions(engine, voice_activity=LoudIsSpeech, cores=Cores(2), policy=LivePolicy())
+        sessions = LiveSessions(engine, voice_activity=LoudIsSpeech, cores=Cores(2), policy=LivePolicy(), metrics=Metrics())
         ran = await asyncio.gather(*(one(sessions, audio, i * 0.137 % 1.0) for i in range(count)))
     firsts, finals, partials = (np.array(column) for column in zip(*ran, strict=True))
     figures = [

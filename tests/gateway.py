@@ -9,9 +9,8 @@ from typing import Any, TypeVar
 
 import anyio.from_thread
 import openai
-import uvicorn
 
-from app.main import create_app
+from app.server import Server
 from app.services import Services, build_services
 from app.settings import Settings
 from engine.base import Engine
@@ -22,8 +21,9 @@ T = TypeVar("T")
 class Gateway:
     """What tests hold of it: its parts, its address, and a way into its event loop."""
 
-    def __init__(self, services: Services, url: str, portal: anyio.from_thread.BlockingPortal) -> None:
+    def __init__(self, services: Services, url: str, portal: anyio.from_thread.BlockingPortal, server: Server) -> None:
         self.services = services
+        self.server = server
         self.url = url
         self._portal = portal
 
@@ -43,12 +43,20 @@ class Gateway:
     def client(self, **options: Any) -> openai.OpenAI:
         # Without certificates, which nobody shows on the loopback and which take 0.1 s to load.
         http = openai.DefaultHttpxClient(verify=False)
-        defaults = {"max_retries": 0, "timeout": 600, "http_client": http}
-        return openai.OpenAI(base_url=f"{self.url}/v1", api_key="none", **(defaults | options))
+        defaults = {"api_key": "none", "max_retries": 0, "timeout": 600, "http_client": http}
+        return openai.OpenAI(base_url=f"{self.url}/v1", **(defaults | options))
 
     def async_client(self) -> openai.AsyncOpenAI:
         http = openai.DefaultAsyncHttpxClient(verify=False)
         return openai.AsyncOpenAI(base_url=f"{self.url}/v1", api_key="none", max_retries=0, timeout=600, http_client=http)
+
+
+class _Server(Server):
+    """Without signals, which come to the main thread only."""
+
+    @contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        yield
 
 
 def wait_until_idle(gateway: Gateway) -> None:
@@ -69,11 +77,11 @@ def running_gateway(make_engine: Callable[[], Engine], settings: Settings | None
             return build_services(settings, make_engine())
 
         services = portal.call(make)
-        server = uvicorn.Server(uvicorn.Config(create_app(services), log_config=None))
+        server = _Server(services, reload=lambda: None)
         serving = portal.start_task_soon(server.serve, [listener])
         try:
             wait_until(lambda: server.started or serving.done())
-            yield Gateway(services, url, portal)
+            yield Gateway(services, url, portal, server)
         finally:
             server.should_exit = True
             serving.result(timeout=120)

@@ -5,15 +5,19 @@ with, except where its design cannot keep a promise. Each test is a scenario tha
 """
 
 import asyncio
+import itertools
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import aclosing
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import count
+from types import SimpleNamespace
 
 import anyio.from_thread
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from app.services import build_engine
 from app.settings import Settings
@@ -259,6 +263,55 @@ def test_a_bound_on_tokens_is_kept(bench: Bench):
 def test_temperature_and_priority_are_taken(bench: Bench):
     deltas = bench.run(_collect, bench.engine, bench.request(temperature=0.2, priority=7))
     assert "fail" in speech.words(_text(deltas))
+
+
+@given(asked=st.lists(st.tuples(st.sampled_from([0, 10]), st.floats(0, 100)), min_size=2, max_size=8))
+def test_the_waiting_go_by_priority_and_then_by_when_they_came_with_their_patience(asked: list[tuple[int, float]]):
+    """As if those of one priority had come later by their patience; milliseconds pass between them."""
+    turns = [DecodeRequest("r", GOOD, priority=priority, patience_seconds=patience).turn for priority, patience in asked]
+    order = sorted(range(len(asked)), key=lambda i: turns[i])
+    for first, second in itertools.pairwise(order):
+        (priority, patience), (next_priority, next_patience) = asked[first], asked[second]
+        assert priority < next_priority or (priority == next_priority and patience <= next_patience + 0.1)
+
+
+@pytest.mark.real(order=22)
+@pytest.mark.parametrize(
+    ("decoded", "positions", "admitted"),
+    [
+        ([], 1500, 1),  # a window begins when nobody waits for his first tokens, and alone
+        ([11], 1500, 0),
+        ([12, 40], 1500, 1),
+        ([12, 3], 614, 0),
+        ([0], 300, 15),  # short audio begins at once
+        ([40] * 16, 1500, 0),
+        ([0], None, 15),
+    ],
+)
+def test_a_window_waits_for_the_first_tokens_of_others(decoded: list[int], positions: int | None, admitted: int, monkeypatch):
+    """How many requests vLLM's own scheduler may begin in a step, of 16 places."""
+    from vllm.v1.core.sched.scheduler import Scheduler
+
+    from engine.vllm_plugin import SpacedScheduler
+
+    def schedule(scheduler: SpacedScheduler, _throttle: bool) -> int:
+        return scheduler.max_num_active_reqs - len(scheduler.running)
+
+    monkeypatch.setattr(Scheduler, "schedule", schedule)
+    scheduler = SpacedScheduler.__new__(SpacedScheduler)
+    scheduler.max_num_active_reqs = 16
+    scheduler.running = [SimpleNamespace(num_output_tokens=count) for count in decoded]
+    waiting = SimpleNamespace(has_encoder_inputs=True, get_num_encoder_embeds=lambda _: positions)
+    scheduler.waiting = FakeQueue([waiting] if positions else [])
+    assert scheduler.schedule() == admitted
+    assert scheduler.max_num_active_reqs == 16
+
+
+class FakeQueue(list):
+    """vLLM's queue, as far as it is looked at."""
+
+    def peek_request(self) -> object:
+        return self[0]
 
 
 def test_a_multilingual_engine_says_what_it_can(bench: Bench):

@@ -11,11 +11,12 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from app.admission import Admission
+from app.admission import Admission, Permit
 from app.cores import Cores
 from app.errors import InvalidInputError, StenoError, TranscriptionFailedError, UnavailableError
 from app.live import LivePolicy, LiveSession, LiveSessions
 from app.live_events import LiveDelta, LivePartial, UtteranceChanged, UtteranceClosed, UtteranceFinal, UtteranceOpened
+from app.metrics import Metrics
 from app.session.agreement import AgreementPolicy
 from app.speech.endpointing import Endpointer, EndpointPolicy
 from app.speech.vad import FRAME_SAMPLES
@@ -56,14 +57,13 @@ def reads(request: DecodeRequest) -> Reply:
 
 
 def sessions_on(engine: FakeEngine, **policy) -> LiveSessions:
-    return LiveSessions(
-        engine, voice_activity=LoudIsSpeech, cores=Cores(2), policy=LivePolicy(**({"agreement": AgreementPolicy(2)} | policy))
-    )
+    chosen = LivePolicy(**({"agreement": AgreementPolicy(2)} | policy))
+    return LiveSessions(engine, voice_activity=LoudIsSpeech, cores=Cores(2), policy=chosen, metrics=Metrics())
 
 
 def start(sessions: LiveSessions, *, endpoints: EndpointPolicy | None = None, options: Options | None = None) -> LiveSession:
-    with PERMITS.admit() as permit:
-        return sessions.start(permit, options or Options(), request_id="t", endpoints=endpoints)
+    permit = Permit(1, "", "live", PERMITS)
+    return sessions.start(permit, options or Options(), request_id="t", endpoints=endpoints)
 
 
 async def run(

@@ -1,6 +1,7 @@
 """OpenAI's SDK for Node as a judge: it writes forms in another way than Python's, the file first and in chunks."""
 
 import json
+import os
 import shutil
 import subprocess
 from collections.abc import Iterator
@@ -10,10 +11,11 @@ import pytest
 
 from engine.fake import FakeEngine
 from tests import speech
+from tests.certificates import certificates
 from tests.gateway import Gateway
 from tests.test_wire import ready_gateway
 
-SDK = "openai@6.49.0"
+SDK, WS = "openai@6.49.0", "ws@8.18.3"
 SAID = "1.00 seconds of audio."
 SCRIPT = """
 import fs from "node:fs";
@@ -51,6 +53,33 @@ console.log(JSON.stringify(answers));
 """
 
 
+REALTIME = """
+import fs from "node:fs";
+import OpenAI from "openai";
+import { OpenAIRealtimeWS } from "openai/realtime/ws";
+
+const [, , url, path] = process.argv;
+const client = new OpenAI({ apiKey: "none", baseURL: url + "/v1" });
+const audio = fs.readFileSync(path).subarray(44);
+const told = [];
+const talk = new OpenAIRealtimeWS({ model: "gpt-4o-transcribe" }, client);
+talk.on("event", (event) => told.push(event));
+talk.on("error", (error) => told.push({ type: "thrown", code: error.error?.code, message: error.message }));
+talk.on("session.created", () => {
+  const input = { transcription: { model: "gpt-4o-transcribe", language: "en" }, turn_detection: null };
+  talk.send({ type: "session.update", session: { type: "transcription", audio: { input } } });
+});
+talk.on("session.updated", () => {
+  talk.send({ type: "input_audio_buffer.commit", event_id: "early" });
+  for (let at = 0; at < audio.length; at += 4800)
+    talk.send({ type: "input_audio_buffer.append", audio: audio.subarray(at, at + 4800).toString("base64") });
+  talk.send({ type: "input_audio_buffer.commit" });
+});
+talk.on("conversation.item.input_audio_transcription.completed", () => talk.close());
+talk.socket.on("close", () => console.log(JSON.stringify({ told })));
+"""
+
+
 @pytest.fixture(scope="module")
 def gateway() -> Iterator[Gateway]:
     with ready_gateway(FakeEngine, vad=False) as gateway:
@@ -58,21 +87,33 @@ def gateway() -> Iterator[Gateway]:
 
 
 @pytest.fixture(scope="module")
-def answers(gateway: Gateway, tmp_path_factory: pytest.TempPathFactory) -> dict:
-    node, npm = shutil.which("node"), shutil.which("npm")
-    if node is None or npm is None:
+def sdk(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Install the SDK, and return where."""
+    npm = shutil.which("npm")
+    if shutil.which("node") is None or npm is None:
         pytest.skip("Node is not installed")
     folder: Path = tmp_path_factory.mktemp("node")
-    install = [npm, "install", "--no-fund", "--no-audit", "--ignore-scripts", SDK]
+    install = [npm, "install", "--no-fund", "--no-audit", "--ignore-scripts", SDK, WS]
     if subprocess.run(install, cwd=folder, capture_output=True, timeout=300, check=False).returncode:
         pytest.skip(f"npm cannot install {SDK} here")
-    (folder / "judge.mjs").write_text(SCRIPT)
-    (folder / "a.wav").write_bytes(speech.wav(speech.tone(1.0)))
+    return folder
+
+
+def run(folder: Path, script: str, *arguments: str, **environment: str) -> dict:
+    """Run a script with the SDK, and return what it printed."""
+    (folder / "judge.mjs").write_text(script)
+    command = [shutil.which("node") or "node", "judge.mjs", *arguments]
     ran = subprocess.run(
-        [node, "judge.mjs", gateway.url, "a.wav"], cwd=folder, capture_output=True, text=True, timeout=300, check=False
+        command, cwd=folder, capture_output=True, text=True, timeout=300, check=False, env=os.environ | environment
     )
     assert ran.returncode == 0, ran.stderr
     return json.loads(ran.stdout)
+
+
+@pytest.fixture(scope="module")
+def answers(gateway: Gateway, sdk: Path) -> dict:
+    (sdk / "a.wav").write_bytes(speech.wav(speech.tone(1.0)))
+    return run(sdk, SCRIPT, gateway.url, "a.wav")
 
 
 def test_json_has_its_fields(answers: dict):
@@ -113,3 +154,19 @@ def test_errors_are_the_sdks_own(answers: dict):
         [True, 400, "language", "invalid_value", "string"],
         [True, 400, "response_format", "unsupported_value", "string"],
     ]
+
+
+def test_its_realtime_client_talks_over_tls(sdk: Path, tmp_path: Path):
+    """It knows no other way than wss."""
+    cert, key, authority = certificates(tmp_path)
+    (sdk / "b.wav").write_bytes(speech.wav(speech.tone(2.5, rate=24_000), rate=24_000))
+    with ready_gateway(FakeEngine, vad=False, tls_cert=cert, tls_key=key) as secure:
+        url = secure.url.replace("http://127.0.0.1", "https://localhost")
+        told = run(sdk, REALTIME, url, "b.wav", NODE_EXTRA_CA_CERTS=str(authority))["told"]
+    kinds = [event["type"] for event in told]
+    assert kinds[:2] == ["session.created", "session.updated"]
+    assert [event["code"] for event in told if event["type"] == "thrown"] == ["input_audio_buffer_commit_empty"]
+    (completed,) = (event for event in told if event["type"].endswith("transcription.completed"))
+    deltas = [event["delta"] for event in told if event["type"].endswith("transcription.delta")]
+    assert "".join(deltas) == completed["transcript"] == "2.50 seconds of audio."
+    assert completed["item_id"] == next(e["item_id"] for e in told if e["type"].endswith("committed"))

@@ -6,6 +6,7 @@ The right words are those that were spoken, known from the recordings' sources.
 import asyncio
 import json
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -23,6 +24,7 @@ import psutil
 import pytest
 
 from tests import speech
+from tests.crowd import Client, all_answered, start
 from tests.gateway import Gateway, wait_until
 from tests.test_wire import hanging
 
@@ -182,6 +184,25 @@ def test_the_converted_weights_say_the_same_in_transformers(real_gateway: Gatewa
     assert word_error_rate(theirs, ours) <= 0.02
 
 
+@real(56)
+def test_lengths_of_all_kinds_at_once_are_all_answered(real_gateway: Gateway):
+    """Probe H06: very short, short, long, silent, and in another language, sixteen at once."""
+    long, short = speech.two_cities().audio.samples, speech.beckett().audio.samples
+    kinds = [short[:6400], short[:16_000], short, long, np.zeros(5 * 16_000, np.float32)]
+    clients = [Client(real_gateway.url, "base", kinds[i % len(kinds)], stream=i % 2 == 0) for i in range(16)]
+    start(*clients)
+    assert all_answered(clients, within=1200)
+    for i, client in enumerate(clients):
+        assert client.status == 200
+        assert not client.error
+        if i % len(kinds) == 4:
+            assert '"text":""' in client.text
+    engine_idle(real_gateway)
+    told = httpx.get(f"{real_gateway.url}/metrics").text
+    assert re.search(r"^vllm:num_requests_running\{.*\} 0\.0$", told, flags=re.MULTILINE)
+    assert re.search(r'^steno_stage_seconds_count\{kind="file",stage="engine"\} [1-9]', told, flags=re.MULTILINE)
+
+
 # --- tiny.en, as the command runs it ----------------------------------------------------------------------------------
 
 
@@ -223,6 +244,34 @@ def test_tiny_en_transcribes_and_knows_only_english(tiny: tuple[subprocess.Popen
 
 
 @real(61)
+def test_a_killed_engine_leaves_nobody_without_an_answer_and_is_built_anew(tiny: tuple[subprocess.Popen[str], str]):
+    """Eight speakers and eight files, and kill -9 twice."""
+    process, url = tiny
+    spoken = speech.two_cities().audio.samples[: 24 * 16_000]
+    for _ in range(2):
+        speakers = [Client(url, "tiny.en", spoken[i * 800 :], 0.1) for i in range(8)]
+        files = [Client(url, "tiny.en", spoken[i * 900 :]) for i in range(8)]
+        start(*speakers)
+        wait_until(lambda: httpx.get(f"{url}/health/ready").json()["transcriptions"] == 8)
+        start(*files)
+        wait_until(lambda: httpx.get(f"{url}/health/ready").json()["engine_requests"] >= 8)
+        engine = [child for child in psutil.Process(process.pid).children(recursive=True) if "EngineCore" in child.name()]
+        assert len(engine) == 1
+        engine[0].kill()
+        assert all_answered(files, within=60)
+        assert all(client.error for client in files)
+        assert all_answered(speakers, within=120)
+        for speaker in speakers:  # one who was between two utterances meanwhile may go on
+            assert speaker.status == 200
+            assert speaker.error != ("[DONE]" in speaker.text)
+        wait_until(lambda: httpx.get(f"{url}/health/ready").status_code == 200, seconds=900)
+        after = Client(url, "tiny.en", speech.beckett().audio.samples)
+        after.run()
+        assert word_error_rate(speech.beckett().words, json.loads(after.text)["text"]) <= 0.2
+    assert process.poll() is None
+
+
+@real(62)
 def test_a_terminated_server_leaves_in_order_and_takes_its_engine_along(tiny: tuple[subprocess.Popen[str], str]):
     process, _ = tiny
     children = psutil.Process(process.pid).children(recursive=True)
@@ -234,7 +283,7 @@ def test_a_terminated_server_leaves_in_order_and_takes_its_engine_along(tiny: tu
     assert len(gone) == len(children)
 
 
-@real(62)
+@real(63)
 def test_a_killed_server_takes_its_engine_along():
     with tiny_server() as (process, _):
         children = psutil.Process(process.pid).children(recursive=True)

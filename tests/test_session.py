@@ -19,10 +19,12 @@ from app.session.machine import (
     Closed,
     Confirmed,
     Decode,
+    Dropped,
     Effect,
     Ended,
     Failed,
     Hypothesis,
+    Lost,
     Opened,
     Pace,
     Session,
@@ -192,6 +194,38 @@ def test_a_final_that_fails_ends_the_session_with_its_error():
     assert driver(session.stop()) == driver.hear(" late", job=2) == []
 
 
+def test_in_a_lasting_session_a_final_that_fails_costs_its_utterance_only():
+    driver = Driver(lasting=True)
+    session = driver.session
+    for start in (0, 30, 60):
+        driver(session.open(start))
+        driver.speak(30)
+        driver(session.close(start + 30))
+    error = RuntimeError("lost")
+    assert driver(session.failed(2, error)) == []  # its turn has not come
+    assert driver.hear(" one", job=1) == [Confirmed(0, tokens(" one"), final=True), Lost(1, error)]
+    assert driver(session.stop()) == []
+    assert driver.hear(" three", job=3) == [Confirmed(2, tokens(" three"), final=True), Ended()]
+
+
+def test_what_is_taken_back_is_never_decoded_and_the_next_utterance_begins_anew():
+    driver = Driver()
+    session = driver.session
+    driver(session.open(0))
+    assert driver(session.drop()) == [Dropped(0)]
+    assert session.state == State.QUIET
+    assert driver(session.drop()) == []
+    driver.speak(20)
+    driver(session.open(10))
+    assert session.open_samples == 10
+    driver(session.turn())
+    assert driver(session.drop()) == [Abort(1), Dropped(1)]
+    assert (session.open_samples, session.kept_from) == (0, 20)
+    driver(session.open(20))
+    driver.speak(20)
+    assert driver(session.turn()) == [Decode(2, 2, 20, 40, False, (), None)]
+
+
 def test_a_partial_that_fails_costs_nothing():
     driver = Driver()
     driver(driver.session.open(0))
@@ -228,6 +262,7 @@ def test_a_cut_never_falls_before_what_a_confirmed_word_comes_from():
     earliest, latest = session.cut_range(session.received)
     assert (earliest, latest) == (95, 120)  # "d" was heard in the first 95; else the last third would do
     cut = driver(session.cut(latest))
+    assert cut[0] == Closed(0, latest, cut=True)
     assert [type(effect) for effect in cut] == [Closed, Decode, Opened]
 
 
@@ -263,6 +298,9 @@ class World:
     closed: dict[int, int] = field(default_factory=dict)
     finals: dict[int, tuple[int, int]] = field(default_factory=dict)
     told: list[int] = field(default_factory=list)  # utterances whose last text has come
+    dropped: set[int] = field(default_factory=set)
+    lost: set[int] = field(default_factory=set)
+    failed: set[int] = field(default_factory=set)  # utterances whose final was lost
     shown: dict[int, list[Token]] = field(default_factory=dict)
     revisions: dict[int, int] = field(default_factory=dict)
     over: bool = False
@@ -295,54 +333,73 @@ class World:
                     self.finals[effect.utterance] = (effect.start, effect.end)
                 else:
                     assert effect.utterance not in self.closed
-                    assert len(self.told) == effect.utterance, "only the first untold utterance has partials"
+                    assert self.next_told == effect.utterance, "only the first untold utterance has partials"
                 self.running[effect.job] = effect
             case Abort():
                 self.aborted[effect.job] = self.running.pop(effect.job)
             case Opened():
                 assert effect.utterance == len(self.opened)
-                assert effect.start >= max(self.closed.values(), default=0)
+                assert effect.start >= self.last_edge
                 self.opened[effect.utterance] = effect.start
             case Closed():
                 assert effect.end >= self.opened[effect.utterance]
-                self.closed[effect.utterance] = effect.end
+                self.closed[effect.utterance] = self.last_edge = effect.end
+            case Dropped():
+                assert effect.utterance == max(self.opened)
+                assert effect.utterance not in self.closed
+                self.dropped.add(effect.utterance)
+            case Lost():
+                assert effect.utterance == self.next_told
+                assert effect.utterance in self.failed
+                self.lost.add(effect.utterance)
             case Confirmed():
-                assert effect.utterance == len(self.told), "text comes in the order of utterances"
+                assert effect.utterance == self.next_told, "text comes in the order of utterances"
                 self.shown.setdefault(effect.utterance, []).extend(effect.tokens)
                 if effect.final:
                     self.told.append(effect.utterance)
             case Tail():
-                assert effect.utterance == len(self.told), "no tail after its final"
+                assert effect.utterance == self.next_told, "no tail after its final"
                 assert effect.revision == self.revisions.get(effect.utterance, 0) + 1
                 self.revisions[effect.utterance] = effect.revision
             case Failed():
                 self.over = True
             case Ended():
-                assert sorted(self.closed) == self.told == sorted(self.opened)
+                assert set(self.closed) == set(self.opened) - self.dropped == {*self.told} | self.lost
+                assert self.told == sorted(self.told)
+                assert self.lost == self.failed
                 empty = {u for u in self.closed if self.closed[u] == self.opened[u]}
-                assert self.finals == {u: (self.opened[u], self.closed[u]) for u in self.opened if u not in empty}
+                assert self.finals == {u: (self.opened[u], self.closed[u]) for u in self.closed if u not in empty}
                 self.over = True
+
+    @property
+    def next_told(self) -> int:
+        """The first utterance whose text has not all come."""
+        return next(u for u in range(len(self.opened) + 1) if u not in self.told and u not in self.dropped | self.lost)
 
     def step(self) -> None:
         session, chance = self.session, self.chance
         speaking = session.state in (State.SPEAKING, State.GUESSING)
         start = self.opened[max(self.opened)] if self.opened else 0
         match chance.choices(
-            ["audio", "open", "close", "cut", "turn", "hear", "fail", "late", "stop", "cancel"],
-            [30, 8, 8, 9, 20, 24, 2, 4, 1, 0.3],
+            ["audio", "open", "close", "cut", "drop", "turn", "hear", "fail", "late", "stop", "cancel"],
+            [30, 8, 8, 9, 2, 20, 24, 2, 4, 1, 0.3],
         )[0]:
             case "audio":
                 if session.state not in (State.FINISHING, State.ENDED):
                     session.audio(chance.randrange(1, 25))
             case "open" if session.state == State.QUIET:
-                earliest = max(self.closed.values(), default=0)
-                self.take(session.open(chance.randint(min(earliest, session.received), session.received)))
+                self.take(session.open(chance.randint(min(self.last_edge, session.received), session.received)))
             case "close" if speaking:
                 self.take(session.close(chance.choice([session.received, chance.randint(start, session.received)])))
             case "cut" if (found := session.cut_range(session.received)) is not None:
                 earliest, latest = found
                 assert start <= earliest <= latest <= session.received
                 self.take(session.cut(chance.randint(earliest, latest)))
+            case "drop":
+                effects = session.drop()
+                assert bool(effects) == speaking
+                self.last_edge = session.received if speaking else self.last_edge
+                self.take(effects)
             case "turn":
                 wanted = session.wants_turn
                 effects = session.turn()
@@ -353,6 +410,8 @@ class World:
                 self.take(session.heard(job.job, self.hypothesis(job)))
             case "fail" if self.running:
                 job = self.running.pop(chance.choice(list(self.running)))
+                if job.final:
+                    self.failed.add(job.utterance)
                 self.take(session.failed(job.job, RuntimeError("lost")))
             case "late" if self.aborted:
                 job = chance.choice(list(self.aborted.values()))
@@ -372,10 +431,10 @@ class World:
         return Hypothesis(tokens("".join(heard[len(job.prefix) :])), self.chance.choice(["en", "en", "en", "de"]))
 
 
-@given(st.integers(0, 2**32), st.integers(20, 200))
-@settings(max_examples=1500)
-def test_the_promises_hold_whatever_happens_in_whatever_order(seed: int, steps: int):
-    world = World(Session(PACE, TWO), random.Random(seed))
+@given(st.integers(0, 2**32), st.integers(20, 200), st.booleans())
+@settings(max_examples=2000)
+def test_the_promises_hold_whatever_happens_in_whatever_order(seed: int, steps: int, lasting: bool):
+    world = World(Session(PACE, TWO, lasting=lasting), random.Random(seed))
     for _ in range(steps):
         world.step()
     world.take(world.session.stop())

@@ -11,6 +11,7 @@ import pytest
 from app.admission import Admission
 from app.cores import Cores
 from app.errors import AudioError, InvalidInputError, TranscriptionFailedError, UnavailableError
+from app.metrics import Metrics
 from app.speech.reader import SpeechReader
 from app.speech.vad import AlwaysSpeech
 from app.speech.windows import CutPolicy
@@ -47,7 +48,13 @@ class ArrayAudio:
 
 
 def a_transcriber(engine: FakeEngine, **changes) -> Transcriber:
-    arguments = {"voice_activity": AlwaysSpeech, "cores": Cores(2), "windows_per_request": 3, "max_seconds": 3600.0}
+    arguments = {
+        "voice_activity": AlwaysSpeech,
+        "cores": Cores(2),
+        "windows_per_request": 3,
+        "max_seconds": 3600.0,
+        "metrics": Metrics(),
+    }
     return Transcriber(engine, **(arguments | changes))
 
 
@@ -61,7 +68,7 @@ def opened(audio: ArrayAudio) -> SpeechReader:
 
 
 async def collect(transcriber: Transcriber, audio: ArrayAudio, options: Options | None = None, *, deltas: bool = True):
-    with PERMIT_GIVER.admit() as permit:
+    with await PERMIT_GIVER.admit() as permit:
         run = transcriber.run(permit, opened(audio), options or Options(), request_id="t", stream=deltas)
         async with aclosing(run):
             return [item async for item in run if not isinstance(item, Progress)]
@@ -112,6 +119,28 @@ async def test_a_request_holds_no_more_of_the_engine_than_its_share():
         await engine.wait_ready()
         await collect(a_transcriber(engine, windows_per_request=3), long_audio(400))
     assert most == 3
+
+
+async def test_the_first_window_of_a_file_goes_before_the_later_windows_of_another():
+    decoded: list[str] = []
+
+    def script(request: DecodeRequest) -> Reply:
+        decoded.append(request.id)
+        return Reply((" a",), first_seconds=0.05)
+
+    async with FakeEngine(script, concurrency=1) as engine:
+        await engine.wait_ready()
+        transcriber = a_transcriber(engine, windows_per_request=4)
+        with await PERMIT_GIVER.admit() as permit:
+            run = transcriber.run(permit, opened(long_audio(140)), Options(language="en"), request_id="long", stream=True)
+            async with aclosing(run):
+                await anext(run)  # its first window is through, and the others wait
+                await collect(transcriber, long_audio(5), Options(language="en"))
+                async for _ in run:
+                    pass
+    short = next(i for i, name in enumerate(decoded) if name.startswith("t-"))
+    assert short <= 2  # one more was being decoded
+    assert len(decoded) >= 6
 
 
 async def test_the_first_window_chooses_the_language_of_all():
@@ -211,7 +240,7 @@ async def test_what_a_decode_left_out_is_taken_up_again_unless_it_is_silence(no_
 async def test_progress_ends_at_the_end_of_the_audio():
     async with FakeEngine() as engine:
         await engine.wait_ready()
-        with PERMIT_GIVER.admit() as permit:
+        with await PERMIT_GIVER.admit() as permit:
             run = a_transcriber(engine).run(permit, opened(long_audio(100)), Options(), request_id="t", stream=True)
             async with aclosing(run):
                 seconds = [item.seconds async for item in run if isinstance(item, Progress)]
@@ -276,7 +305,7 @@ async def test_leaving_at_any_moment_frees_the_engine(moment: int):
 async def test_closing_after_the_first_delta_frees_the_engine():
     async with FakeEngine(lambda _: Reply(tuple(f" {i}" for i in range(50)), stall_after=20)) as engine:
         await engine.wait_ready()
-        with PERMIT_GIVER.admit() as permit:
+        with await PERMIT_GIVER.admit() as permit:
             run = a_transcriber(engine).run(permit, opened(long_audio(100)), Options(), request_id="t", stream=True)
             async with aclosing(run):
                 assert (await anext(run)).text.startswith("0 1 2")
@@ -313,7 +342,7 @@ def _assert_unavailable(engine: FakeEngine, phase: str) -> None:
 async def test_files_are_opened_in_a_worker_and_their_errors_arrive():
     async with FakeEngine() as engine:
         await engine.wait_ready()
-        with PERMIT_GIVER.admit() as permit:
+        with await PERMIT_GIVER.admit() as permit:
             two_seconds = speech.wav(speech.tone(2.0))
             reader = await a_transcriber(engine).open(permit, io.BytesIO(two_seconds), CutPolicy())
             assert len(reader.next_window().samples) == 32_000

@@ -4,8 +4,6 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from app.admission import Admission
-from app.errors import UnavailableError
 from app.transcript import TextJoiner
 
 # Words of several scripts, and every kind of space: text as an engine says it, piece by piece.
@@ -119,53 +117,3 @@ def test_a_window_without_words_adds_nothing(silence):
 def test_a_space_is_held_back_until_a_word_follows():
     joiner = TextJoiner()
     assert [joiner.feed(piece) for piece in (" one", " ", " ", "two ", "")] == ["one", "", "", "  two", ""]
-
-
-# --- admission ------------------------------------------------------------------------------------------------------
-
-
-@given(st.integers(1, 5), st.lists(st.sampled_from(["enter", "leave", "fail"]), max_size=40))
-def test_never_more_permits_are_out_than_the_limit_and_each_comes_back(limit, steps):
-    admission, out = Admission(limit), []
-    for step in steps:
-        if step == "enter":
-            admit = admission.admit()
-            if len(out) < limit:
-                admit.__enter__()
-                out.append(admit)
-            else:
-                with pytest.raises(UnavailableError):
-                    admit.__enter__()
-        elif out and step == "leave":
-            out.pop(0).__exit__(None, None, None)
-        elif out:
-            error = RuntimeError("the work failed")
-            assert not out.pop(0).__exit__(RuntimeError, error, None)
-        assert admission.in_progress == len(out)
-
-
-def test_the_refusal_says_when_to_come_back():
-    admission = Admission(1)
-    with admission.admit(), pytest.raises(UnavailableError, match="1") as refusal, admission.admit():
-        pass
-    assert 1 <= refusal.value.retry_after <= 120
-    with admission.admit():
-        assert admission.in_progress == 1
-
-
-@pytest.mark.parametrize(("asked", "told"), [(-3, 1), (0, 1), (1, 1), (120, 120), (9999, 120)])
-def test_no_refusal_sends_a_client_away_for_longer_than_two_minutes(asked, told):
-    assert UnavailableError("busy", retry_after=asked).retry_after == told
-
-
-def test_a_limit_of_none_refuses_everyone():
-    with pytest.raises(UnavailableError), Admission(0).admit():
-        pass
-
-
-def test_every_permit_has_a_number_of_its_own():
-    admission = Admission(2)
-    with admission.admit() as first, admission.admit() as second:
-        assert first != second
-    with admission.admit() as third:
-        assert third not in (first, second)

@@ -176,6 +176,11 @@ class ArrivingStream(_Arriving):
         self._room.set()
         self._waiting = bytearray()
 
+    @property
+    def has_room(self) -> bool:
+        """Whether there are few enough bytes."""
+        return self._room.is_set()
+
     async def wait_for_room(self) -> None:
         """Wait while there are too many bytes."""
         await self._room.wait()

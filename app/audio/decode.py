@@ -149,12 +149,31 @@ def _open_options(raw: RawFormat | None, *, live: bool) -> dict[str, Any]:
     return {"options": {"format_whitelist": CONTAINERS} | few}
 
 
+class _RaisesOnce:
+    """A source that raises once, and then has ended. FFmpeg reads on after an error, and PyAV prints the second one."""
+
+    def __init__(self, source: AudioSource) -> None:
+        self._source = source
+        self._failed = False
+        self.seek, self.tell, self.seekable = source.seek, source.tell, source.seekable
+
+    def read(self, size: int, /) -> bytes:
+        """Read."""
+        if self._failed:
+            return b""
+        try:
+            return self._source.read(size)
+        except Exception:
+            self._failed = True
+            raise
+
+
 def _mono_blocks(
     source: AudioSource, rate: int, max_seconds: float, how_to_open: dict[str, Any]
 ) -> Generator[Samples, None, None]:
     try:
         seekable = source.seekable()
-        container = av.open(source, mode="r", metadata_errors="ignore", **how_to_open)
+        container = av.open(_RaisesOnce(source), mode="r", metadata_errors="ignore", **how_to_open)
     except (av.error.FFmpegError, ValueError, OSError) as error:
         logger.debug("not opened: %s", error)
         raise AudioError(f"Invalid file format. Supported formats: {FORMATS_FOR_PEOPLE}") from error
@@ -227,15 +246,22 @@ def _means(frames: list[av.AudioFrame]) -> Iterator[Samples]:
 
 def _mono(samples: npt.NDArray[Any]) -> Samples:
     """Average the channels of samples, shape (n, channels), and silence what is damage."""
-    block: Samples = samples.mean(axis=1, dtype=np.float32)
-    block[~(np.abs(block) < ABSURD)] = 0.0  # NaN compares false
+    one = samples.shape[1] == 1
+    block: Samples = samples[:, 0].astype(np.float32) if one else samples.mean(axis=1, dtype=np.float32)
+    if not _peak(block) < ABSURD:  # NaN compares false
+        block[~(np.abs(block) < ABSURD)] = 0.0
     return block
 
 
 def not_too_loud(samples: Samples) -> Samples:
     """Scale samples down that exceed 1, as floating point numbers may."""
-    peak = np.abs(samples).max(initial=0.0)
-    return samples / peak if peak > 1 else samples
+    peak = _peak(samples)
+    return samples / np.float32(peak) if peak > 1 else samples
+
+
+def _peak(samples: Samples) -> float:
+    """Return the largest magnitude, NaN if one is NaN, without a copy of the samples."""
+    return max(float(samples.max()), -float(samples.min())) if len(samples) else 0.0
 
 
 class PcmDecoder:

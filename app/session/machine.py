@@ -10,7 +10,9 @@ Promises, each of them an invariant of the tests:
 - No text of an utterance comes before the final of the one before it, and none after its own.
 - Text is append-only: the deltas join to the text of the end.
 - Every sample of an utterance, from where it opened to where it closed, is in exactly one final.
-- A final that fails ends the session with its error. After the end nothing comes, and no job is left alive.
+- A final that fails ends the session with its error, or costs a lasting session one utterance. After the end nothing comes,
+  and no job is left alive.
+- An utterance that is taken back is never decoded further, and nothing more of it is told.
 """
 
 from collections import deque
@@ -38,11 +40,13 @@ class Input(StrEnum):
     OPEN = "an utterance opens"
     CLOSE = "it closes"
     CUT = "it is cut at its limit"
+    DROP = "it is taken back"
     TURN = "a partial may be decoded"
     PARTIAL = "its hypothesis comes"
     PARTIAL_FAILED = "it fails"
     FINAL = "a final comes"
     FINAL_FAILED = "a final fails"
+    FINAL_LOST = "a final fails, and the session lasts"
     STOP = "no more audio comes"
     SETTLED = "all finals have come"
     CANCEL = "nobody waits any more"
@@ -56,35 +60,42 @@ class Transition(NamedTuple):
 
 
 _KEEP = ("keep the final", "tell finals in order")
+_LOSE = ("keep the loss", "tell finals in order")
 TABLE: dict[State, dict[Input, Transition]] = {
     State.QUIET: {
         Input.OPEN: Transition(("open",), State.SPEAKING),
         Input.FINAL: Transition(_KEEP, State.QUIET),
+        Input.FINAL_LOST: Transition(_LOSE, State.QUIET),
         Input.FINAL_FAILED: Transition(("forget the decode", "abort all", "tell the failure"), State.ENDED),
         Input.STOP: Transition((), State.FINISHING),
         Input.CANCEL: Transition(("abort all",), State.ENDED),
     },
     State.SPEAKING: {
         Input.CLOSE: Transition(("close", "decode the final"), State.QUIET),
-        Input.CUT: Transition(("close", "decode the final", "open"), State.SPEAKING),
+        Input.CUT: Transition(("cut", "decode the final", "open"), State.SPEAKING),
+        Input.DROP: Transition(("drop",), State.QUIET),
         Input.TURN: Transition(("decode a partial",), State.GUESSING),
         Input.FINAL: Transition(_KEEP, State.SPEAKING),
+        Input.FINAL_LOST: Transition(_LOSE, State.SPEAKING),
         Input.FINAL_FAILED: Transition(("forget the decode", "abort all", "tell the failure"), State.ENDED),
         Input.STOP: Transition(("close", "decode the final"), State.FINISHING),
         Input.CANCEL: Transition(("abort all",), State.ENDED),
     },
     State.GUESSING: {
         Input.CLOSE: Transition(("abort the partial", "close", "decode the final"), State.QUIET),
-        Input.CUT: Transition(("abort the partial", "close", "decode the final", "open"), State.SPEAKING),
+        Input.CUT: Transition(("abort the partial", "cut", "decode the final", "open"), State.SPEAKING),
+        Input.DROP: Transition(("abort the partial", "drop"), State.QUIET),
         Input.PARTIAL: Transition(("tell the hypothesis",), State.SPEAKING),
         Input.PARTIAL_FAILED: Transition(("forget the decode",), State.SPEAKING),
         Input.FINAL: Transition(_KEEP, State.GUESSING),
+        Input.FINAL_LOST: Transition(_LOSE, State.GUESSING),
         Input.FINAL_FAILED: Transition(("forget the decode", "abort all", "tell the failure"), State.ENDED),
         Input.STOP: Transition(("abort the partial", "close", "decode the final"), State.FINISHING),
         Input.CANCEL: Transition(("abort all",), State.ENDED),
     },
     State.FINISHING: {
         Input.FINAL: Transition(_KEEP, State.FINISHING),
+        Input.FINAL_LOST: Transition(_LOSE, State.FINISHING),
         Input.FINAL_FAILED: Transition(("forget the decode", "abort all", "tell the failure"), State.ENDED),
         Input.SETTLED: Transition(("tell the end",), State.ENDED),
         Input.CANCEL: Transition(("abort all",), State.ENDED),
@@ -126,10 +137,26 @@ class Opened:
 
 @dataclass(frozen=True, slots=True)
 class Closed:
-    """An utterance has ended at a sample; its final will come."""
+    """An utterance has ended at a sample; its final will come. `cut` says that the speaker goes on, in the next one."""
 
     utterance: int
     end: int
+    cut: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Dropped:
+    """An utterance was taken back: there is no final of it."""
+
+    utterance: int
+
+
+@dataclass(frozen=True, slots=True)
+class Lost:
+    """An utterance's final has failed; what was confirmed is all of its text."""
+
+    utterance: int
+    error: Exception
 
 
 @dataclass(frozen=True, slots=True)
@@ -174,7 +201,7 @@ class Ended:
     """All text has been told."""
 
 
-Effect = Decode | Abort | Opened | Closed | Confirmed | Changed | Tail | Failed | Ended
+Effect = Decode | Abort | Opened | Closed | Dropped | Lost | Confirmed | Changed | Tail | Failed | Ended
 
 
 @dataclass(frozen=True, slots=True)
@@ -209,7 +236,7 @@ class _Utterance:
     agreed_to: int = 0  # no confirmed word comes from audio after it
     revision: int = 0
     language: str | None = None
-    final: Hypothesis | None = None
+    final: Hypothesis | Exception | None = None
 
 
 class Session:
@@ -219,15 +246,21 @@ class Session:
         pace: when partials are due.
         agreement: which words are confirmed.
         free_finals: decode finals without the confirmed words, which may then be contradicted.
+        lasting: a final that fails is the loss of its utterance only.
 
     """
 
     def __init__(
-        self, pace: Pace | None = None, agreement: AgreementPolicy | None = None, *, free_finals: bool = False
+        self,
+        pace: Pace | None = None,
+        agreement: AgreementPolicy | None = None,
+        *,
+        free_finals: bool = False,
+        lasting: bool = False,
     ) -> None:
         self._pace = pace or Pace()
         self._policy = agreement or AgreementPolicy()
-        self._free_finals = free_finals
+        self._free_finals, self._lasting = free_finals, lasting
         self._utterances: deque[_Utterance] = deque()  # whose text has not all been told
         self._opened = 0
         self._jobs = 0
@@ -261,6 +294,12 @@ class Session:
         return max(open_.agreed_to, latest - self._pace.limit // 3), latest
 
     @property
+    def open_samples(self) -> int:
+        """How much audio the open utterance has; 0 if none is open."""
+        speaking = self.state in (State.SPEAKING, State.GUESSING)
+        return self.received - self._utterances[-1].start if speaking else 0
+
+    @property
     def kept_from(self) -> int:
         """The first sample that may still be decoded."""
         return min((utterance.start for utterance in self._utterances), default=self.received)
@@ -288,6 +327,10 @@ class Session:
         """The utterance ends before this sample, and another begins there."""
         return self._take(Input.CUT, at)
 
+    def drop(self) -> list[Effect]:
+        """The client takes the open utterance back."""
+        return self._take(Input.DROP)
+
     def turn(self) -> list[Effect]:
         """The engine has room for a partial of this session."""
         return self._take(Input.TURN) if self.wants_turn else []
@@ -307,8 +350,9 @@ class Session:
         utterance = self._of_job(job)
         if utterance is None:
             return []
-        final = utterance.end is not None
-        return self._take(Input.FINAL_FAILED if final else Input.PARTIAL_FAILED, utterance, error)
+        if utterance.end is None:
+            return self._take(Input.PARTIAL_FAILED, utterance, error)
+        return self._take(Input.FINAL_LOST if self._lasting else Input.FINAL_FAILED, utterance, error)
 
     def stop(self) -> list[Effect]:
         """No more audio comes."""
@@ -343,10 +387,16 @@ class Session:
         self._effects.append(Opened(self._opened, at))
         self._opened += 1
 
-    def _close(self, at: int) -> None:
+    def _close(self, at: int, *, cut: bool = False) -> None:
         open_ = self._utterances[-1]
         open_.end = at
-        self._effects.append(Closed(open_.number, at))
+        self._effects.append(Closed(open_.number, at, cut))
+
+    def _cut(self, at: int) -> None:
+        self._close(at, cut=True)
+
+    def _drop(self) -> None:
+        self._effects.append(Dropped(self._utterances.pop().number))
 
     def _decode_partial(self) -> None:
         open_ = self._utterances[-1]
@@ -397,9 +447,16 @@ class Session:
         utterance.job = None
         utterance.final = hypothesis or Hypothesis((), utterance.language)
 
+    def _keep_loss(self, utterance: _Utterance, error: Exception) -> None:
+        utterance.job = None
+        utterance.final = error
+
     def _tell_finals(self, *_: object) -> None:
         while self._utterances and (final := self._utterances[0].final) is not None:
             utterance = self._utterances.popleft()
+            if isinstance(final, Exception):
+                self._effects.append(Lost(utterance.number, final))
+                continue
             tokens, confirmed = final.tokens, tuple(utterance.agreement.confirmed)
             if self._free_finals and tokens[: len(confirmed)] == confirmed:
                 tokens = tokens[len(confirmed) :]
@@ -424,12 +481,15 @@ class Session:
 ACTIONS: dict[str, Callable[..., None]] = {
     "open": Session._open,
     "close": Session._close,
+    "cut": Session._cut,
+    "drop": Session._drop,
     "decode a partial": Session._decode_partial,
     "decode the final": Session._decode_final,
     "abort the partial": Session._abort_partial,
     "forget the decode": Session._forget_decode,
     "tell the hypothesis": Session._tell_hypothesis,
     "keep the final": Session._keep_final,
+    "keep the loss": Session._keep_loss,
     "tell finals in order": Session._tell_finals,
     "abort all": Session._abort_all,
     "tell the failure": Session._tell_failure,

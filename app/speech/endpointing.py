@@ -17,6 +17,7 @@ from app.speech.windows import SpeechRun
 # The longest utterance, in seconds, that so much silence closes (FunASR's realtime server).
 SHRINKING_SILENCE = ((5.0, 2.0), (10.0, 1.5), (15.0, 1.0), (30.0, 0.8))
 LEAST_SILENCE = 0.4
+LEAST_CLOSING_SILENCE = 0.1  # of what a client may ask for: less is a pause within a word
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,6 +36,17 @@ class EndpointPolicy:
     after_seconds: float = 0.4
     silence_seconds: float | None = None
 
+    @classmethod
+    def of_server_vad(cls, *, threshold: float, prefix_padding_ms: int, silence_duration_ms: int) -> "EndpointPolicy":
+        """Return what OpenAI's `server_vad` asks for with its three numbers."""
+        silence = max(silence_duration_ms / 1000, LEAST_CLOSING_SILENCE)
+        return cls(
+            threshold=threshold,
+            before_seconds=prefix_padding_ms / 1000,
+            after_seconds=min(silence, cls().after_seconds),
+            silence_seconds=silence,
+        )
+
     def closing_silence(self, spoken_seconds: float) -> float:
         """Return how much silence closes an utterance of this length."""
         if self.silence_seconds is not None:
@@ -50,15 +62,15 @@ class Edge(NamedTuple):
 
 
 class Endpointer:
-    """Follows speech probabilities, frame by frame of `FRAME_SAMPLES`."""
+    """Follows speech probabilities, frame by frame of `FRAME_SAMPLES`, from a sample of the stream on."""
 
-    def __init__(self, rate: int, policy: EndpointPolicy) -> None:
+    def __init__(self, rate: int, policy: EndpointPolicy, position: int = 0) -> None:
         self._rate, self._policy = rate, policy
-        self._position = 0
+        self._position = position
         self._start: int | None = None  # of the open utterance
         self._speech_end = 0
         self._run = SpeechRun(policy.threshold)
-        self._last_end = 0  # no utterance begins before it
+        self._last_end = position  # no utterance begins before it
 
     def feed(self, probabilities: npt.NDArray[np.float32]) -> Iterator[Edge]:
         """Take the probabilities of the next frames and yield the edges that they show."""
@@ -71,6 +83,11 @@ class Endpointer:
         """Close the open utterance at a sample, as somebody wants it; no utterance begins before it any more."""
         was_open, self._start, self._last_end = self._start is not None, None, at
         return Edge("close", at) if was_open else None
+
+    def change(self, policy: EndpointPolicy) -> None:
+        """Follow another policy from here on."""
+        self._policy = policy
+        self._run = SpeechRun(policy.threshold, self._run.frames)
 
     def cut(self, at: int) -> None:
         """Begin a new utterance at a sample: the one before has become too long."""

@@ -9,6 +9,8 @@ import numpy.typing as npt
 from app.cores import Cores
 from app.speech.vad import VoiceActivity, feed_all
 
+TOGETHER = 64  # more would cost no less each, and all that hear their answer at once keep the event loop busy
+
 Samples = npt.NDArray[np.float32]
 
 
@@ -30,7 +32,7 @@ class Listener:
 
     async def _run(self) -> None:
         while self._waiting:
-            batch, self._waiting = self._waiting, []
+            batch, self._waiting = self._waiting[:TOGETHER], self._waiting[TOGETHER:]
             pairs = [(stream, frames) for stream, frames, _ in batch]
             try:
                 found: list[Any] = list(await self._cores.call(feed_all, pairs))
