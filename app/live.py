@@ -529,10 +529,11 @@ class LiveSession:
 
     async def _decode_partial(self, job: machine.Decode, samples: Samples) -> Hypothesis | None:
         request = self._request(job, samples)
+        # A prompt would sway which language is heard, and to ask for it apart would cost as much as the partial.
+        swayed = request.language is None and "detection" in self._engine.limits.abilities
         request = replace(
             request,
-            # A prompt would sway which language is heard, and to ask for it apart would cost as much as the partial.
-            previous_text=request.previous_text if request.language else "",
+            previous_text="" if swayed else request.previous_text,
             max_tokens=int(len(samples) / self._rate * TOKENS_PER_SECOND) + TOKENS_AT_LEAST,
             audio_context=self._policy.partial_context,
             priority=PARTIAL_PRIORITY,

@@ -263,6 +263,24 @@ async def test_finals_of_a_session_wait_for_each_other():
     assert most == 2
 
 
+@pytest.mark.parametrize(
+    ("multilingual", "language", "from_the_start"), [(True, "en", True), (False, None, True), (True, None, False)]
+)
+async def test_partials_have_the_prompt_unless_it_would_sway_which_language_is_heard(
+    multilingual: bool, language: str | None, from_the_start: bool
+):
+    async with FakeEngine(reads, multilingual=multilingual) as engine:
+        await engine.wait_ready()
+        session = start(sessions_on(engine), options=Options(prompt="Steno", language=language))
+        await run(session, saying(1, 20), chunk=WORD, between=lambda _: settled(engine))
+    with_prefix = [request.previous_text for request in engine.submitted if request.prefix]
+    assert with_prefix
+    assert set(with_prefix) == {"Steno"}  # what is confirmed has told the language
+    without = [request.previous_text for request in engine.submitted if not request.prefix]
+    assert len(without) > 1
+    assert set(without) == {"Steno" if from_the_start else ""}
+
+
 async def test_samples_that_are_louder_than_loud_are_scaled():
     async with FakeEngine(lambda _: Reply((" loud",))) as engine:
         await engine.wait_ready()

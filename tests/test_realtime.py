@@ -210,7 +210,7 @@ def test_settings_may_change_between_two_words(gateway: Gateway):
     with Talk(gateway) as talk:
         talk.set(format=PCM16, turn_detection=None)
         talk.speak(saying(1, 5))
-        changed = talk.set(transcription={"prompt": "loud"}, turn_detection={"type": "server_vad"})
+        changed = talk.set(transcription={"prompt": "loud", "language": "en"}, turn_detection={"type": "server_vad"})
         assert changed["audio"]["input"]["transcription"]["prompt"] == "loud"
         talk.until(COMPLETED)  # finding turns passed to the server: what was open is over
         assert talk.texts == [words(1, 5)]  # and was transcribed as it began
@@ -237,7 +237,7 @@ def test_formats_and_rates(gateway: Gateway, kind: str):
     at = np.arange(int(16 * WORD * rate / RATE)) * RATE // rate
     spoken = (LOUD * saying(1, 16))[at]
     with Talk(gateway) as talk:
-        talk.set(transcription={"prompt": "loud"}, turn_detection=None)
+        talk.set(transcription={"prompt": "loud", "language": "en"}, turn_detection=None)
         if kind in ("g711_ulaw", "pcm16"):
             talk.say("transcription_session.update", session={"input_audio_format": kind})
             assert talk.until("updated")[-1]["session"]["input_audio_format"] == kind
@@ -298,7 +298,11 @@ def test_the_betas_clients_are_answered_in_their_shapes(gateway: Gateway, option
         assert talk.next()["type"] == "transcription_session.created"
         talk.say(
             "transcription_session.update",
-            session={"input_audio_format": "pcm16", "input_audio_transcription": {"prompt": "loud"}, "turn_detection": None},
+            session={
+                "input_audio_format": "pcm16",
+                "input_audio_transcription": {"prompt": "loud", "language": "en"},
+                "turn_detection": None,
+            },
         )
         assert talk.next()["type"] == "transcription_session.updated"
         talk.append(np.repeat(LOUD * saying(1, 4), 3)[::2])
