@@ -17,6 +17,7 @@ from typing import Any
 
 import uvicorn
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+from uvicorn.protocols.utils import ClientDisconnected
 from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIOProtocol
 from websockets.frames import Frame
 
@@ -38,6 +39,7 @@ PING_SECONDS = 20  # between pings of a WebSocket, and for their answers: proxie
 MAX_MESSAGE_BYTES = 16 << 20  # of a WebSocket: 15 MiB of base64 in its event
 MAX_FRAGMENTS = 10_000  # of a message
 LINGER_SECONDS = 30  # for a client that still sends a body, and reads its answer after it
+HUSH_SECONDS = 1  # of silence after which a client has heard why its WebSocket is closed
 
 
 class GuardedProtocol(HttpToolsProtocol):
@@ -152,11 +154,15 @@ class GuardedWebSocket(WebSocketsSansIOProtocol):
         self.logger.setLevel(logging.WARNING)
         self.conn.logger, self.conn.debug = self.logger, False
         self._heard_at = 0.0
+        self._failed = False
 
     def data_received(self, data: bytes) -> None:
-        """Take what came."""
+        """Take what came; nothing more of a client that broke the protocol."""
         self._heard_at = self.loop.time()
-        super().data_received(data)
+        if self._failed:
+            self._close_in_silence()
+        else:
+            super().data_received(data)
 
     def handle_cont(self, event: Frame) -> None:
         """Take a part of a message, unless there are too many."""
@@ -166,8 +172,32 @@ class GuardedWebSocket(WebSocketsSansIOProtocol):
         else:
             super().handle_cont(event)
 
+    def handle_parser_exception(self) -> None:
+        """Say what was wrong, and read on: were the connection closed at once, a client that still sends could not hear it."""
+        if self.close_sent:
+            return
+        self._failed = self.close_sent = True
+        self.frames = []
+        if (sent := self.conn.close_sent) is not None:
+            self.queue.put_nowait({"type": "websocket.disconnect", "code": sent.code, "reason": sent.reason})
+        self.transport.write(b"".join(self.conn.data_to_send()))
+        self._close_in_silence()
+
+    def _close_in_silence(self) -> None:
+        if self.close_timer is not None:
+            self.close_timer.cancel()
+        self.close_timer = self.loop.call_later(HUSH_SECONDS, self.transport.close)
+
     async def send(self, message: Any) -> None:
-        """Send what the application says. Uvicorn takes a refused handshake for one that nobody answered, and logs an error."""
+        """Send what the application says. Uvicorn takes a refused handshake for one that nobody answered, and logs an error.
+
+        Raises:
+            ClientDisconnected: if the connection is at its end, which the application may not have heard yet.
+
+        """
+        await self.writable.wait()
+        if self.close_sent and message["type"] == "websocket.send":
+            raise ClientDisconnected
         await super().send(message)
         if message["type"] == "websocket.http.response.body" and not message.get("more_body"):
             self.handshake_complete = True
